@@ -1,0 +1,134 @@
+"""The OpenVINO engine: one inference per step over a ragged batch, with a paged, quantized KV cache, on a CPU.
+
+A release stores the stateful model that optimum-intel exports; it is rewritten to paged attention when it is loaded,
+because OpenVINO cannot read a rewritten file back. The engine knows nothing of requests or scheduling.
+"""
+
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as ops
+from openvino._offline_transformations import paged_attention_transformation
+
+from tritonforge.engines.base import EngineSpec, SequenceStep
+from tritonforge.errors import EngineFailure, InvalidRequest
+
+BLOCK_SIZE = 32
+"""Tokens in a KV block: fixed by the paged attention kernel of OpenVINO's CPU plugin."""
+
+DEFAULT_PROPERTIES = {"PERFORMANCE_HINT": "LATENCY"}
+
+
+def read_paged_model(model_dir: Path) -> ov.Model:
+    """Read the stateful model of `model_dir` and rewrite it to paged attention, with logits for `sampled_rows` only."""
+    model = ov.Core().read_model(model_dir / "openvino_model.xml")
+    paged_attention_transformation(model)
+    _gather_before_lm_head(model)
+    return model
+
+
+def _gather_before_lm_head(model: ov.Model) -> None:
+    """Add the input `sampled_rows` [rows] int64 and compute logits for those rows of the flat batch only."""
+    node = model.get_results()[0].input_value(0).get_node()
+    while node.get_type_name() != "MatMul":
+        node = node.input_value(0).get_node()
+    rows = ops.parameter([-1], np.int64, name="sampled_rows")
+    rows.output(0).set_names({"sampled_rows"})
+    hidden = ops.gather(node.input_value(0), rows, ops.constant(0, np.int64))
+    node.input(0).replace_source_output(hidden.output(0))
+    model.add_parameters([rows])
+    model.validate_nodes_and_infer_types()
+
+
+def compile_paged_model(model: ov.Model, kv_cache_precision: str, properties: dict[str, Any]) -> ov.CompiledModel:
+    """Compile for the CPU; `properties` are OpenVINO's own and override DEFAULT_PROPERTIES."""
+    wanted = {**DEFAULT_PROPERTIES, "KV_CACHE_PRECISION": kv_cache_precision, **properties}
+    return ov.Core().compile_model(model, "CPU", wanted)
+
+
+def cache_ports(compiled: ov.CompiledModel) -> list[ov.ConstOutput]:
+    """The inputs that hold the KV cache: one key and one value port a layer, [num_blocks, kv_heads, rows, width]."""
+    return [port for port in compiled.inputs if port.get_any_name().startswith(("key_cache.", "value_cache."))]
+
+
+def bytes_per_block(compiled: ov.CompiledModel) -> int:
+    """Bytes that one KV block takes over all layers, quantization parameters included."""
+    total = 0
+    for port in cache_ports(compiled):
+        heads, rows, width = (port.get_partial_shape()[axis].get_length() for axis in (1, 2, 3))
+        total += heads * rows * width * port.get_element_type().size
+    return total
+
+
+class OpenVINOEngine:
+    """Engine protocol over OpenVINO's paged attention; `config` is the engine_config of decoder.json."""
+
+    def __init__(self, model_dir: Path, config: dict[str, Any]) -> None:
+        if config["block_size"] != BLOCK_SIZE:
+            raise InvalidRequest(f"block_size must be {BLOCK_SIZE} for the openvino engine, got {config['block_size']}")
+        self.spec = EngineSpec(**{name: config[name] for name in EngineSpec.__dataclass_fields__})
+        model = read_paged_model(Path(model_dir))
+        self.compiled = compile_paged_model(model, config["kv_cache_precision"], config["properties"])
+        self._request = self.compiled.create_infer_request()
+        self._ports = {port.get_any_name(): port for port in self.compiled.inputs}
+        self._logits = self.compiled.outputs[0]
+        self._allocate_cache()
+
+    def _allocate_cache(self) -> None:
+        for port in cache_ports(self.compiled):
+            heads, rows, width = (port.get_partial_shape()[axis].get_length() for axis in (1, 2, 3))
+            shape = ov.Shape([self.spec.num_blocks, heads, rows, width])
+            self._request.set_tensor(port, ov.Tensor(port.get_element_type(), shape))
+
+    def step(self, sequences: Sequence[SequenceStep]) -> np.ndarray:
+        """See Engine.step."""
+        inputs = ragged_inputs(sequences, self.spec.block_size)
+        rows = len(inputs["sampled_rows"])
+        if rows == 0:  # the LM head needs a row to work on; its logits are dropped
+            inputs["sampled_rows"] = np.zeros(1, np.int64)
+        try:
+            for name, array in inputs.items():
+                self._request.set_tensor(self._ports[name], ov.Tensor(array, shared_memory=True))
+            self._request.infer()
+        except RuntimeError as error:
+            raise EngineFailure(f"openvino could not compute the step: {str(error).splitlines()[0]}") from error
+        return self._request.get_tensor(self._logits).data.reshape(-1, self.spec.vocab_size)[:rows]
+
+    def close(self) -> None:
+        """See Engine.close."""
+        del self._request, self.compiled
+
+
+def ragged_inputs(sequences: Sequence[SequenceStep], block_size: int) -> dict[str, np.ndarray]:
+    """Flatten `sequences` to the inputs of OpenVINO's paged attention.
+
+    With begins = [0, 3, 4] the first sequence owns rows 0 to 2 of the flat batch and the second owns row 3; blocks are
+    flattened the same way. `sampled_rows` lists the rows whose logits are wanted.
+    """
+    past = [sequence.num_computed_tokens for sequence in sequences]
+    begins = np.zeros(len(sequences) + 1, np.int32)
+    np.cumsum([len(sequence.token_ids) for sequence in sequences], out=begins[1:])
+    ends = [start + len(sequence.token_ids) for start, sequence in zip(past, sequences, strict=True)]
+    used = [-(-end // block_size) for end in ends]
+    block_begins = np.zeros(len(sequences) + 1, np.int32)
+    np.cumsum(used, out=block_begins[1:])
+    blocks = chain.from_iterable(sequence.block_table[:count] for sequence, count in zip(sequences, used, strict=True))
+    sampled = [
+        range(end - sequence.num_logits, end)
+        for (_, end), sequence in zip(pairwise(begins.tolist()), sequences, strict=True)
+    ]
+    positions = [np.arange(start, end, dtype=np.int64) for start, end in zip(past, ends, strict=True)]
+    return {
+        "input_ids": np.fromiter(chain.from_iterable(s.token_ids for s in sequences), np.int64, begins[-1]),
+        "position_ids": np.concatenate(positions),
+        "past_lens": np.array(past, np.int32),
+        "subsequence_begins": begins,
+        "block_indices": np.fromiter(blocks, np.int32, block_begins[-1]),
+        "block_indices_begins": block_begins,
+        "max_context_len": np.array(max(ends), np.int32),
+        "sampled_rows": np.fromiter(chain.from_iterable(sampled), np.int64),
+    }
