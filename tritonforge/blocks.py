@@ -1,0 +1,116 @@
+"""BlockManager: ref-counted KV blocks with a prefix cache. Pure bookkeeping: it sees ids and hashes, never tensors.
+
+A block is free, or referenced by one or more block tables. A free block keeps its content hash until it is handed out
+again, so a finished prompt stays reusable for as long as there is room; the longest-free block is evicted first.
+
+    free:  [oldest ........................ newest]     -> allocate takes from the left
+    cached: hash -> block id, for referenced and for free blocks alike
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+BlockHash = bytes
+
+
+def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+    """Content hash of a full block, given its parent block's hash (empty for the first): it covers all tokens so far.
+
+    Cryptographic, so that nobody can craft a prompt that collides with, and reads, another's cached block.
+    """
+    return blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+def hash_blocks(token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
+    """Content hashes of the full blocks of `token_ids`, in order."""
+    hashes: list[BlockHash] = []
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        hashes.append(hash_block(hashes[-1] if hashes else b"", token_ids[start : start + block_size]))
+    return hashes
+
+
+class BlockManager:
+    """Hands out the block ids 0 to num_blocks - 1 of an engine's KV cache."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._ref_count = [0] * num_blocks
+        self._free: dict[int, None] = dict.fromkeys(range(num_blocks))  # ordered: the first is the oldest
+        self._block_of_hash: dict[BlockHash, int] = {}
+        self._hash_of_block: dict[int, BlockHash] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no request holds, cached or not."""
+        return len(self._free)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens occupy."""
+        return -(-num_tokens // self.block_size)
+
+    def cached_prefix(self, hashes: Iterable[BlockHash]) -> list[int]:
+        """Block ids of the longest cached prefix; nothing is taken yet."""
+        blocks = []
+        for block_hash in hashes:
+            block = self._block_of_hash.get(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def can_take(self, cached: Sequence[int], num_new: int) -> bool:
+        """Whether `cached` blocks can be taken and `num_new` more allocated at the same time."""
+        return num_new + sum(1 for block in cached if self._ref_count[block] == 0) <= self.num_free
+
+    def take(self, cached: Sequence[int]) -> None:
+        """Add a reference to each of the `cached` blocks."""
+        for block in cached:
+            if self._ref_count[block] == 0:
+                del self._free[block]
+            self._ref_count[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks with a reference each; the caller has checked that they are free. Evicts their content."""
+        assert count <= self.num_free, "allocate was called without room"
+        blocks = []
+        for _ in range(count):
+            block = next(iter(self._free))
+            del self._free[block]
+            self._forget(block)
+            self._ref_count[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def publish(self, block: int, block_hash: BlockHash) -> None:
+        """Make a full, computed block findable; if its content is cached already, the first one stays."""
+        if block_hash not in self._block_of_hash:
+            self._forget(block)
+            self._block_of_hash[block_hash] = block
+            self._hash_of_block[block] = block_hash
+
+    def release(self, block_table: list[int]) -> None:
+        """Drop one reference to each block and empty the table.
+
+        Released from the end, so that the start of a prompt outlives its tail in the prefix cache.
+        """
+        for block in reversed(block_table):
+            self._ref_count[block] -= 1
+            assert self._ref_count[block] >= 0, f"block {block} was freed twice"
+            if self._ref_count[block] == 0:
+                self._free[block] = None
+        block_table.clear()
+
+    def _forget(self, block: int) -> None:
+        block_hash = self._hash_of_block.pop(block, None)
+        if block_hash is not None:
+            del self._block_of_hash[block_hash]
+
+    def check_invariants(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """Assert that references are exactly those of `block_tables`, and that free and held blocks partition."""
+        held = Counter(block for table in block_tables for block in table)
+        assert all(self._ref_count[block] == held.get(block, 0) for block in range(self.num_blocks)), "leaked block"
+        assert set(self._free).isdisjoint(held) and len(self._free) + len(held) == self.num_blocks
+        assert {block: h for h, block in self._block_of_hash.items()} == self._hash_of_block

@@ -1,0 +1,258 @@
+"""EngineLoop: the one thread that owns the scheduler and the engine.
+
+Other threads only put messages in its inbox. Every request submitted is answered through its sink, in order, and exactly
+once with a final delta: stop, length, cancelled or error, also when it is refused and when the loop dies.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from itertools import count
+from queue import SimpleQueue
+
+from tritonforge.engines.base import Engine, SequenceStep
+from tritonforge.errors import EngineFailure, Overloaded, TritonForgeError
+from tritonforge.request import FinishReason, GenerateRequest, Request, StepPlan, TokenEvent
+from tritonforge.sampling import sample
+from tritonforge.scheduler import Scheduler
+from tritonforge.text import Decode, TextStream
+from tritonforge.timeline import Timeline
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a request's answer gained. A final one has a finish reason; `error` says why when that is ERROR."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: TritonForgeError | None = None
+
+    @property
+    def final(self) -> bool:
+        """Whether the answer ends here."""
+        return self.finish_reason is not None
+
+
+Sink = Callable[["Generation", Delta], None]
+"""Takes a delta off the loop's hands at once; it is called by the loop's thread and must not block."""
+
+
+class Generation:
+    """One request on its way through the loop: what was asked, its scheduler state, its text and its times."""
+
+    def __init__(self, key: int, asked: GenerateRequest, request: Request, decode: Decode, sink: Sink, now_ns: int) -> None:
+        self.key = key
+        self.asked = asked
+        self.request = request
+        self.text = TextStream(decode, asked.stop)
+        self.timeline = Timeline(now_ns)
+        self.sink = sink
+        self.unsent: list[int] = []  # token ids whose text is not complete yet
+
+    def statistics(self, now_ns: int) -> dict[str, int]:
+        """Usage, phase durations and counts under their contract names, as of `now_ns`."""
+        return {
+            "prompt_tokens": len(self.request.prompt_ids),
+            "completion_tokens": len(self.request.output_ids),
+            "cached_tokens": self.request.num_cached_tokens,
+            **self.timeline.phases_us(now_ns),
+            "decode_steps": self.timeline.decode_steps,
+            "preemptions": self.request.preemptions,
+        }
+
+
+class EngineLoop:
+    """Runs requests on `engine` in steps planned by `scheduler`; see the module docstring for its promise."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        decode: Decode,
+        stop_token_ids: frozenset[int] = frozenset(),
+        *,
+        on_death: Callable[[], None] = lambda: None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._decode = decode
+        self._stop_token_ids = stop_token_ids
+        self._on_death = on_death
+        self._clock_ns = clock_ns
+        self._keys = count()
+        self._generations: dict[int, Generation] = {}
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._refusal: str | None = None
+        self._stopping = False
+        self._idle = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+
+    def start(self) -> None:
+        """Start the loop's thread."""
+        self._thread.start()
+
+    def submit(self, asked: GenerateRequest, sink: Sink) -> int:
+        """Hand over a request from any thread and return its key. Raises Overloaded when the loop takes no more work."""
+        if self._refusal is not None:
+            raise Overloaded(self._refusal)
+        if asked.sampling.seed is None and asked.sampling.temperature > 0.0:
+            asked = replace(asked, sampling=replace(asked.sampling, seed=secrets.randbits(63)))
+        key = next(self._keys)
+        stops = frozenset() if asked.ignore_eos else self._stop_token_ids
+        request = Request(key, asked.prompt_ids, asked.max_tokens, stops)
+        generation = Generation(key, asked, request, self._decode, sink, self._clock_ns())
+        self._inbox.put(lambda: self._add(generation))
+        return key
+
+    def cancel(self, key: int) -> None:
+        """Cancel one request from any thread; nothing happens when it has ended."""
+        self._inbox.put(lambda: self._cancel(self._generations.get(key)))
+
+    def cancel_request_id(self, request_id: str) -> "Future[int]":
+        """Cancel every unfinished request that has this id; the future holds how many there were."""
+        found: Future[int] = Future()
+
+        def cancel() -> None:
+            matching = [one for one in self._generations.values() if one.asked.request_id == request_id]
+            for generation in matching:
+                self._cancel(generation)
+            found.set_result(len(matching))
+
+        self._inbox.put(cancel)
+        return found
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests, let the others end for up to `timeout_s`, cancel what is left, and stop the thread.
+
+        Returns whether all requests ended by themselves.
+        """
+        self._refusal = self._refusal or "the server is draining and takes no new requests"
+        self._inbox.put(self._note_idle)
+        drained = self._idle.wait(timeout_s)
+        self._inbox.put(self._stop)
+        self._thread.join()
+        return drained
+
+    @property
+    def num_free_blocks(self) -> int:
+        """KV blocks that no request holds; read from any thread, for observation."""
+        return self._scheduler.blocks.num_free
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run; read from any thread, for observation."""
+        return len(self._generations)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._drain_inbox()
+                if self._scheduler.has_work:
+                    self.step()
+        except BaseException as error:
+            self._die(error)
+        finally:
+            self._engine.close()
+
+    def _drain_inbox(self) -> None:
+        """Handle all messages in arrival order; wait for one when there is nothing else to do."""
+        if not self._scheduler.has_work:
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def step(self) -> None:
+        """Schedule, compute, sample, commit, and pass on what happened."""
+        plan = self._scheduler.schedule()
+        self._stamp_scheduled(plan)
+        try:
+            logits = self._engine.step([_sequence(work.request, work.num_new_tokens, work.samples) for work in plan.work])
+        except EngineFailure as error:
+            log.exception("a step of %d requests failed", len(plan.work))
+            for work in plan.work:
+                self._fail(self._generations[work.request.key], error)
+            return
+        sampling = [work.request for work in plan.work if work.samples]
+        params = [self._generations[request.key].asked.sampling for request in sampling]
+        tokens = sample(logits, params, [len(request.output_ids) for request in sampling])
+        now = self._clock_ns()
+        for event in self._scheduler.commit(plan, tokens):
+            self._emit(self._generations[event.request.key], event, now)
+
+    def _stamp_scheduled(self, plan: StepPlan) -> None:
+        now = self._clock_ns()
+        for work in plan.work:
+            timeline = self._generations[work.request.key].timeline
+            if timeline.scheduled_ns is None:
+                timeline.scheduled_ns = now
+
+    def _emit(self, generation: Generation, event: TokenEvent, now_ns: int) -> None:
+        generation.timeline.token(now_ns)
+        generation.unsent.append(event.token_id)
+        reason = event.finish_reason
+        text = generation.text.push(event.token_id, final=reason is not None)
+        if generation.text.stopped:
+            reason = FinishReason.STOP
+            self._scheduler.finish(generation.request, reason)
+        if text or reason is not None:
+            self._send(generation, text, reason)
+
+    def _send(
+        self, generation: Generation, text: str, reason: FinishReason | None, error: TritonForgeError | None = None
+    ) -> None:
+        token_ids = tuple(generation.unsent)
+        generation.unsent.clear()
+        if reason is not None:
+            del self._generations[generation.key]
+            self._note_idle()
+        generation.sink(generation, Delta(text, token_ids, reason, error))
+
+    def _add(self, generation: Generation) -> None:
+        self._generations[generation.key] = generation
+        try:
+            if self._refusal is not None:
+                raise Overloaded(self._refusal)
+            self._scheduler.add(generation.request)
+        except TritonForgeError as error:
+            self._send(generation, "", FinishReason.ERROR, error)
+
+    def _cancel(self, generation: Generation | None) -> None:
+        if generation is not None:
+            self._scheduler.finish(generation.request, FinishReason.CANCELLED)
+            self._send(generation, generation.text.push(None, final=True), FinishReason.CANCELLED)
+
+    def _fail(self, generation: Generation, error: TritonForgeError) -> None:
+        self._scheduler.finish(generation.request, FinishReason.ERROR)
+        self._send(generation, "", FinishReason.ERROR, error)
+
+    def _note_idle(self) -> None:
+        if self._refusal is not None and not self._generations:
+            self._idle.set()
+
+    def _stop(self) -> None:
+        for generation in list(self._generations.values()):
+            self._cancel(generation)
+        self._stopping = True
+
+    def _die(self, error: BaseException) -> None:
+        """Fail every request, also those still in the inbox, and refuse new ones from now on."""
+        log.critical("the engine loop died", exc_info=error)
+        self._refusal = f"the engine loop died: {type(error).__name__}: {error}"
+        for generation in list(self._generations.values()):
+            self._send(generation, "", FinishReason.ERROR, EngineFailure(self._refusal))
+        while not self._inbox.empty():
+            self._inbox.get()()
+        self._on_death()
+
+
+def _sequence(request: Request, num_new_tokens: int, samples: bool) -> SequenceStep:
+    start = request.num_computed_tokens
+    return SequenceStep(request.tokens(start, start + num_new_tokens), start, request.block_table, int(samples))

@@ -1,0 +1,34 @@
+"""When one request passed from phase to phase, in integer nanoseconds of one monotonic clock, and what that amounts to."""
+
+from dataclasses import dataclass
+
+from tritonforge.contract import PHASES
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Instants of one request; None: not reached. Only durations leave the process (see contract.PHASES)."""
+
+    arrived_ns: int
+    scheduled_ns: int | None = None
+    first_token_ns: int | None = None
+    first_emit_ns: int | None = None
+    last_token_ns: int | None = None
+    decode_steps: int = 0
+
+    def token(self, now_ns: int) -> None:
+        """A token was sampled: the first ends the prefill, each later one is a decode step."""
+        if self.first_token_ns is None:
+            self.first_token_ns = now_ns
+        else:
+            self.decode_steps += 1
+        self.last_token_ns = now_ns
+
+    def phases_us(self, now_ns: int) -> dict[str, int]:
+        """Durations of contract.PHASES in microseconds; a phase that a request never reached or left ends at `now_ns`."""
+        scheduled = now_ns if self.scheduled_ns is None else self.scheduled_ns
+        first_token = now_ns if self.first_token_ns is None else self.first_token_ns
+        last_token = first_token if self.last_token_ns is None else self.last_token_ns
+        first_emit = now_ns if self.first_emit_ns is None else self.first_emit_ns
+        spans = (scheduled - self.arrived_ns, first_token - scheduled, first_emit - first_token, last_token - first_token)
+        return {name: span // 1000 for name, span in zip(PHASES, spans, strict=True)}
