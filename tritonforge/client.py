@@ -1,0 +1,212 @@
+"""Requests to the served models over gRPC, one call per request: what the command line, tests and load tests share.
+
+It knows the wire contract and tritonclient's protobuf messages. It must not know gevent, locust or a terminal.
+"""
+
+import contextlib
+import json
+import re
+import struct
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tritonforge.contract import FINISH_REASON, INPUT_IDS, STATISTICS, TEXT_INPUT, TEXT_OUTPUT, TOKEN_IDS
+from tritonforge.errors import STATUS, Cancelled, InvalidRequest, NotFound, Overloaded, TritonForgeError
+
+DECODER = "decoder"
+CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+CANCEL_TIMEOUT_S = 2.0
+
+_ERRORS = {error.code: error for error in (InvalidRequest, NotFound, Cancelled, Overloaded, TritonForgeError)}
+_CODE = re.compile(rf"\b({'|'.join(STATUS)}): ")
+_TRITON_WORDING = (
+    (NotFound, ("unknown model",)),
+    (InvalidRequest, ("expected", "unexpected", "missing required input", "Unable to parse")),
+    (Overloaded, ("not ready", "no available versions", "Exceeds maximum queue size", "not healthy", "is stopping")),
+)
+"""What Triton itself says, by the words it uses: its in-band messages carry no code."""
+_GRPC_CODES = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Cancelled,
+    grpc.StatusCode.UNAVAILABLE: Overloaded,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One response of a stream. Only the last one has a finish reason and statistics (counts, microseconds)."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    statistics: dict[str, int] | None = None
+
+
+def infer_request(
+    model: str,
+    *,
+    text: str | bytes | None = None,
+    input_ids: Sequence[int] | None = None,
+    request_id: str = "",
+    **options: bool | int | float | str | Sequence | None,
+) -> service_pb2.ModelInferRequest:
+    """Return a request for `model` with a batch of one; without a request id it gets a random one.
+
+    Options travel as request parameters: a list or tuple as a JSON string, None means the option is absent. Nothing is
+    checked here that the server checks. Raises InvalidRequest for a value that has no wire form.
+    """
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id or uuid.uuid4().hex)
+    if text is not None:
+        data = text.encode() if isinstance(text, str) else text
+        request.inputs.add(name=TEXT_INPUT.name, datatype="BYTES", shape=(1, 1))
+        request.raw_input_contents.append(struct.pack("<I", len(data)) + data)
+    if input_ids is not None:
+        request.inputs.add(name=INPUT_IDS.name, datatype="INT32", shape=(1, len(input_ids)))
+        request.raw_input_contents.append(_pack_ids(input_ids))
+    for name, value in options.items():
+        if value is not None:
+            _set_parameter(request.parameters[name], name, value)
+    return request
+
+
+def parse_response(response: service_pb2.ModelStreamInferResponse) -> Chunk:
+    """Return the chunk of one stream response; raises the typed error that its in-band message names."""
+    if response.error_message:
+        raise typed_error(response.error_message)
+    infer_response = response.infer_response
+    raw = {
+        output.name: content
+        for output, content in zip(infer_response.outputs, infer_response.raw_output_contents, strict=True)
+    }
+    reason = raw.get(FINISH_REASON.name)
+    statistics = {t.name: struct.unpack("<q", raw[t.name])[0] for t in STATISTICS if t.name in raw}
+    ids = raw.get(TOKEN_IDS.name, b"")
+    return Chunk(
+        text=_unpack_string(raw[TEXT_OUTPUT.name]) if TEXT_OUTPUT.name in raw else "",
+        token_ids=struct.unpack(f"<{len(ids) // 4}i", ids),
+        finish_reason=_unpack_string(reason) if reason else None,
+        statistics=statistics or None,
+    )
+
+
+def is_final(response: service_pb2.ModelStreamInferResponse) -> bool:
+    """True for the last response of a request. An error is always the last."""
+    final = response.infer_response.parameters.get("triton_final_response")
+    return bool(response.error_message) or (final is not None and final.bool_param)
+
+
+def typed_error(message: str) -> TritonForgeError:
+    """Return the error that `message` stands for: by its `CODE: text`, else by Triton's wording, else INTERNAL."""
+    coded = _CODE.search(message)
+    if coded:
+        return _ERRORS[coded.group(1)](message[coded.end() :])
+    for error, wordings in _TRITON_WORDING:
+        if any(wording in message for wording in wordings):
+            return error(message)
+    return TritonForgeError(message)
+
+
+def rpc_error(error: grpc.RpcError) -> TritonForgeError:
+    """Return the typed error of a call that failed as a whole: no connection, a deadline, a dead server."""
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNKNOWN:
+        return typed_error(details)
+    return _GRPC_CODES.get(code, TritonForgeError)(f"{code.name.lower().replace('_', ' ')}: {details}")
+
+
+def connect(url: str) -> grpc.Channel:
+    """Return a channel to the gRPC endpoint `host:port`; a leading `grpc://` is accepted. Does not connect yet."""
+    return grpc.insecure_channel(url.removeprefix("grpc://"), options=CHANNEL_OPTIONS)
+
+
+def stream(
+    channel_or_url: grpc.Channel | str, request: service_pb2.ModelInferRequest, timeout: float | None = None
+) -> Iterator[Chunk]:
+    """Send `request` and yield its chunks as they come, the last one with the finish reason; `timeout` in seconds.
+
+    Closing the generator early, or an exception in it, ends the call and frees what the request holds in the decoder:
+    a closed call reaches the decoder itself, but not through an ensemble, so there the request is cancelled by its id
+    as well. Raises the typed error of the in-band message or of the failed call.
+    """
+    with _channel(channel_or_url) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter((request,)), timeout=timeout)
+        ended = False
+        try:
+            for response in call:
+                ended = is_final(response)
+                yield parse_response(response)
+                if ended:
+                    return
+            ended = True
+            raise TritonForgeError(f"the stream of request {request.id} ended without a final answer")
+        except grpc.RpcError as error:
+            ended = error.code() is grpc.StatusCode.UNAVAILABLE
+            raise rpc_error(error) from None
+        finally:
+            if not ended:
+                _abandon(channel, call.cancel, request)
+
+
+def cancel(channel_or_url: grpc.Channel | str, request_id: str, timeout: float = CANCEL_TIMEOUT_S) -> None:
+    """Ask the decoder to cancel the request with this id; its stream then ends with the reason `cancelled`.
+
+    Returns once the decoder has answered. Raises NotFound when it knows no such request (any more).
+    """
+    request = infer_request(DECODER, input_ids=(), cancel=request_id)
+    for _ in stream(channel_or_url, request, timeout):
+        pass
+
+
+def generate(
+    channel_or_url: grpc.Channel | str, request: service_pb2.ModelInferRequest, timeout: float | None = None
+) -> Chunk:
+    """Return the whole answer to `request` as one chunk, whether it is streamed or not."""
+    chunks = list(stream(channel_or_url, request, timeout))
+    ids = tuple(token for chunk in chunks for token in chunk.token_ids)
+    return Chunk("".join(chunk.text for chunk in chunks), ids, chunks[-1].finish_reason, chunks[-1].statistics)
+
+
+def _abandon(channel: grpc.Channel, close_call: Callable[[], bool], request: service_pb2.ModelInferRequest) -> None:
+    close_call()
+    if request.model_name != DECODER:
+        with contextlib.suppress(TritonForgeError):  # it may have finished meanwhile, or the server is gone
+            cancel(channel, request.id)
+
+
+@contextlib.contextmanager
+def _channel(channel_or_url: grpc.Channel | str) -> Iterator[grpc.Channel]:
+    if not isinstance(channel_or_url, str):
+        yield channel_or_url
+        return
+    with connect(channel_or_url) as channel:
+        yield channel
+
+
+def _set_parameter(parameter: service_pb2.InferParameter, name: str, value: object) -> None:
+    if isinstance(value, list | tuple):
+        value = json.dumps(value, ensure_ascii=False)
+    kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    try:
+        setattr(parameter, kinds[type(value)], value)
+    except (KeyError, ValueError) as error:
+        rule = "must be a bool, a 64-bit int, a float, a string or a list"
+        raise InvalidRequest(f"{name} {rule}, got {value!r}") from error
+
+
+def _pack_ids(input_ids: Sequence[int]) -> bytes:
+    try:
+        return struct.pack(f"<{len(input_ids)}i", *input_ids)
+    except struct.error as error:
+        bad = next(i for i in input_ids if not isinstance(i, int) or not -(2**31) <= i < 2**31)
+        raise InvalidRequest(f"input_ids must be 32-bit integers, got {bad!r}") from error
+
+
+def _unpack_string(raw: bytes) -> str:
+    """Text of a BYTES tensor with one element: its length in 4 bytes, then its UTF-8."""
+    return raw[4 : 4 + struct.unpack_from("<I", raw)[0]].decode()
