@@ -1,0 +1,1 @@
+"""Load campaigns that decide whether a service meets its contract: open-loop load, raw records, statistics, verdict."""

@@ -1,0 +1,224 @@
+"""Raw records of a campaign: one line per request, written by the load generator, read by the verdict.
+
+A worker writes one shard file: a `shard` line, a `request` line per request, a `shard_end` line with what it saw
+of itself. `merge` joins them into raw.jsonl behind a `campaign` line. All times are integer nanoseconds of the worker's
+monotonic clock since the start of its schedule; only durations leave a machine.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadtests.fields import InvalidContract
+
+FORMAT = 1
+OK, ERROR, TIMEOUT, SHED, CENSORED, NOT_ISSUED = "ok", "error", "timeout", "shed", "censored", "not_issued"
+STATUSES = (OK, ERROR, TIMEOUT, SHED, CENSORED, NOT_ISSUED)
+"""ok: complete. error: failed, truncated or empty. timeout: silent too long, or past its deadline. shed: refused as
+overloaded. censored: still open when the drain ended. not_issued: never sent, the in-flight guard was reached."""
+
+
+class InvalidRecords(InvalidContract):
+    """A raw file that no version of this format could have written."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One request: what the schedule wanted, when it was sent, when tokens came, how it ended.
+
+    `chunks` are (time in ns, number of tokens) of each response that carried tokens. `prompt_tokens` and
+    `output_tokens` are the schedule's targets; `statistics` is the server's own account from the last response.
+    """
+
+    index: int
+    request_id: str
+    shard: int
+    phase: str
+    measured: bool
+    scheduled_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    status: str
+    sent_ns: int | None = None
+    end_ns: int | None = None
+    chunks: tuple[tuple[int, int], ...] = ()
+    code: str | None = None
+    detail: str | None = None
+    finish_reason: str | None = None
+    statistics: dict[str, int] | None = None
+    model_version: str | None = None
+
+    @property
+    def received_tokens(self) -> int:
+        return sum(count for _, count in self.chunks)
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """One worker's share of a profile, and the worker's own health while it ran.
+
+    `lag_ns` are how late a 50 ms timer fired; `in_flight` are (time in ns, open requests) samples of a live counter;
+    `requests` is the number of request lines written before the end.
+    """
+
+    shard: int
+    of: int
+    schedule_sha256: str
+    prompts_sha256: str
+    requests: int
+    finished: bool
+    wall_ns: int
+    cpu_ns: int
+    lag_ns: tuple[int, ...]
+    in_flight: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ProfileRun:
+    """Everything recorded of one profile. `server` holds counters of the target before and after, or None."""
+
+    profile: str
+    shards: tuple[ShardReport, ...]
+    records: tuple[Record, ...]
+    server: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class CampaignRun:
+    """A whole campaign: its `header` (contract hash, identity, environment, salt) and its profiles."""
+
+    header: dict[str, Any]
+    profiles: tuple[ProfileRun, ...]
+
+
+def encode_record(profile: str, record: Record) -> str:
+    """One line of JSON; chunk times are written as differences, the first from the scheduled time."""
+    line = {"kind": "request", "profile": profile, **dataclasses.asdict(record)}
+    previous, deltas = record.scheduled_ns, []
+    for at, count in record.chunks:
+        deltas.append([at - previous, count])
+        previous = at
+    line["chunks"] = deltas
+    return json.dumps(line, separators=(",", ":"))
+
+
+def decode_record(line: dict[str, Any]) -> Record:
+    """The inverse of encode_record."""
+    values = {key: value for key, value in line.items() if key not in ("kind", "profile")}
+    at, chunks = values["scheduled_ns"], []
+    for delta, count in values["chunks"]:
+        at += delta
+        chunks.append((at, count))
+    return Record(**{**values, "chunks": tuple(chunks)})
+
+
+class ShardWriter:
+    """Appends one worker's records to its file. `finish` writes the end line; a file without one is a lost worker."""
+
+    def __init__(self, path: Path, profile: str, *, shard: int, of: int, schedule_sha256: str, prompts_sha256: str):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("w", encoding="utf-8")
+        self._profile = profile
+        self.requests = 0
+        self._head = {
+            "shard": shard,
+            "of": of,
+            "schedule_sha256": schedule_sha256,
+            "prompts_sha256": prompts_sha256,
+        }
+        self._write({"kind": "shard", "profile": profile, **self._head})
+        self._file.flush()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def request(self, record: Record) -> None:
+        self._file.write(encode_record(self._profile, record) + "\n")
+        self.requests += 1
+
+    def finish(self, **health: Any) -> None:
+        """Write the end line with the worker's health (finished, wall_ns, cpu_ns, lag_ns, in_flight); close."""
+        line = {"kind": "shard_end", "profile": self._profile, **self._head, "requests": self.requests, **health}
+        self._write(line)
+        self._file.close()
+
+
+def shard_path(folder: Path, profile: str, shard: int) -> Path:
+    """Where worker `shard` of a campaign in `folder` writes the records of a profile."""
+    return folder / "raw" / f"{profile}.{shard}.jsonl"
+
+
+def merge(folder: Path, header: dict[str, Any], profiles: Iterable[str], server: dict[str, Any]) -> Path:
+    """Join the shard files of `profiles` into folder/raw.jsonl: shards in order, requests sorted by index.
+
+    Files that are missing or cut short are merged as they are: the verdict sees which end lines are absent.
+    """
+    target = folder / "raw.jsonl"
+    with target.open("w", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": "campaign", "format": FORMAT, **header}, separators=(",", ":")) + "\n")
+        for profile in profiles:
+            lines: dict[str, list[tuple[int, str]]] = {"shard": [], "request": [], "shard_end": []}
+            for path in sorted((folder / "raw").glob(f"{profile}.*.jsonl")):
+                for text, line in _lines(path, cut_short=True):
+                    lines[line["kind"]].append((line.get("index", line.get("shard")), text))
+            for kind in lines:
+                file.writelines(text + "\n" for _, text in sorted(lines[kind], key=lambda pair: pair[0]))
+            if server.get(profile) is not None:
+                facts = {"kind": "server", "profile": profile, "counters": server[profile]}
+                file.write(json.dumps(facts, separators=(",", ":")) + "\n")
+    return target
+
+
+def _lines(path: Path, *, cut_short: bool = False) -> Iterable[tuple[str, dict[str, Any]]]:
+    """(text, value) of each line; with `cut_short`, an unfinished last line (a killed worker's) is left out."""
+    texts = path.read_text(encoding="utf-8").split("\n")
+    for number, text in enumerate(texts, 1):
+        if not text:
+            continue
+        try:
+            yield text, json.loads(text)
+        except json.JSONDecodeError as error:
+            if cut_short and number == len(texts):
+                return
+            raise InvalidRecords(f"{path} line {number} is not JSON: {error}") from error
+
+
+def read_run(path: Path) -> CampaignRun:
+    """Read raw.jsonl. Raises InvalidRecords when it is missing, of another format, or not what `merge` writes."""
+    header: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        for number, (_, line) in enumerate(_lines(path), 1):
+            kind = line.pop("kind")
+            if kind == "campaign":
+                header = line
+                continue
+            part = found.setdefault(line["profile"], {"shards": [], "records": [], "server": None})
+            if kind == "request":
+                part["records"].append(decode_record(line))
+            elif kind == "shard_end":
+                part["shards"].append(_shard_report(line))
+            elif kind == "server":
+                part["server"] = line["counters"]
+            elif kind != "shard":
+                raise InvalidRecords(f"{path} line {number} is of unknown kind {kind!r}")
+    except OSError as error:
+        raise InvalidRecords(f"records {path} cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidRecords(f"{path} line {number} is not a line of this format: {error!r}") from error
+    if header.get("format") != FORMAT:
+        raise InvalidRecords(f"{path} must start with a campaign line of format {FORMAT}, got {header.get('format')!r}")
+    profiles = (
+        ProfileRun(profile, tuple(part["shards"]), tuple(part["records"]), part["server"])
+        for profile, part in found.items()
+    )
+    return CampaignRun(header, tuple(profiles))
+
+
+def _shard_report(line: dict[str, Any]) -> ShardReport:
+    values = {key: value for key, value in line.items() if key != "profile"}
+    samples = tuple((at, count) for at, count in values["in_flight"])
+    return ShardReport(**{**values, "lag_ns": tuple(values["lag_ns"]), "in_flight": samples})
