@@ -43,6 +43,7 @@ COUNTS = ("decode_steps", "preemptions")
 STATISTICS = tuple(Tensor(name, "TYPE_INT64", (1,), final_only=True) for name in USAGE + PHASES + COUNTS)
 
 DECODER_INPUTS = (Tensor("input_ids", "TYPE_INT32", (-1,), optional=True),)
+"""Optional, because a request whose only parameter is `cancel` has no prompt."""
 DECODER_OUTPUTS = (TEXT_OUTPUT, TOKEN_IDS, FINISH_REASON, *STATISTICS)
 
 OPTIONS = {
@@ -61,3 +62,56 @@ OPTIONS = {
         Option("cancel", str, None, "must be the id of a request, sent alone to the decoder"),
     )
 }
+
+MAX_TEXT_BYTES = 1 << 20
+"""Longest text_input that is tokenized at all; what fits the context is decided in tokens."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One model of the repository: its tensors and how Triton runs it."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    max_batch_size: int
+    decoupled: bool = False
+    dynamic_batching: bool = False
+    steps: tuple[str, ...] = ()
+
+
+TOKENIZER = ServedModel("tokenizer", (TEXT_INPUT,), (INPUT_IDS,), max_batch_size=64, dynamic_batching=True)
+DECODER = ServedModel("decoder", DECODER_INPUTS, DECODER_OUTPUTS, max_batch_size=1, decoupled=True)
+LLM = ServedModel("llm", (TEXT_INPUT,), DECODER_OUTPUTS, max_batch_size=1, decoupled=True, steps=("tokenizer", "decoder"))
+SERVED_MODELS = {model.name: model for model in (TOKENIZER, DECODER, LLM)}
+
+
+def render_config(model: ServedModel) -> str:
+    """The config.pbtxt of `model`, in protobuf text format."""
+    kind = 'platform: "ensemble"' if model.steps else 'backend: "python"'
+    parts = [f'name: "{model.name}"', kind, f"max_batch_size: {model.max_batch_size}"]
+    parts += [_render_tensor("input", tensor) for tensor in model.inputs]
+    parts += [_render_tensor("output", tensor) for tensor in model.outputs]
+    if model.decoupled and not model.steps:
+        parts.append("model_transaction_policy { decoupled: true }")
+    if model.dynamic_batching:
+        parts.append("dynamic_batching { }")
+    if model.steps:
+        parts.append("ensemble_scheduling {\n" + "".join(_render_step(SERVED_MODELS[name]) for name in model.steps) + "}")
+    else:
+        parts.append("instance_group [ { count: 1, kind: KIND_CPU } ]")
+    return "\n".join(parts) + "\n"
+
+
+def _render_tensor(role: str, tensor: Tensor) -> str:
+    optional = ", optional: true" if role == "input" and tensor.optional else ""
+    dims = ", ".join(str(size) for size in tensor.dims)
+    return f'{role} [ {{ name: "{tensor.name}", data_type: {tensor.dtype}, dims: [ {dims} ]{optional} }} ]'
+
+
+def _render_step(model: ServedModel) -> str:
+    """An ensemble step whose tensors keep their names from model to model."""
+    lines = [f'  step [ {{\n    model_name: "{model.name}"\n    model_version: -1\n']
+    lines += [f'    input_map {{ key: "{tensor.name}", value: "{tensor.name}" }}\n' for tensor in model.inputs]
+    lines += [f'    output_map {{ key: "{tensor.name}", value: "{tensor.name}" }}\n' for tensor in model.outputs]
+    return "".join([*lines, "  } ]\n"])

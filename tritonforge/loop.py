@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import count
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from tritonforge.engines.base import Engine, SequenceStep
 from tritonforge.errors import EngineFailure, Overloaded, TritonForgeError
@@ -93,6 +93,7 @@ class EngineLoop:
         self._refusal: str | None = None
         self._stopping = False
         self._idle = threading.Event()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
 
     def start(self) -> None:
@@ -109,12 +110,12 @@ class EngineLoop:
         stops = frozenset() if asked.ignore_eos else self._stop_token_ids
         request = Request(key, asked.prompt_ids, asked.max_tokens, stops)
         generation = Generation(key, asked, request, self._decode, sink, self._clock_ns())
-        self._inbox.put(lambda: self._add(generation))
+        self._post(lambda: self._add(generation))
         return key
 
     def cancel(self, key: int) -> None:
         """Cancel one request from any thread; nothing happens when it has ended."""
-        self._inbox.put(lambda: self._cancel(self._generations.get(key)))
+        self._post(lambda: self._cancel(self._generations.get(key)))
 
     def cancel_request_id(self, request_id: str) -> "Future[int]":
         """Cancel every unfinished request that has this id; the future holds how many there were."""
@@ -126,7 +127,7 @@ class EngineLoop:
                 self._cancel(generation)
             found.set_result(len(matching))
 
-        self._inbox.put(cancel)
+        self._post(cancel)
         return found
 
     def drain(self, timeout_s: float) -> bool:
@@ -135,9 +136,9 @@ class EngineLoop:
         Returns whether all requests ended by themselves.
         """
         self._refusal = self._refusal or "the server is draining and takes no new requests"
-        self._inbox.put(self._note_idle)
+        self._post(self._note_idle)
         drained = self._idle.wait(timeout_s)
-        self._inbox.put(self._stop)
+        self._post(self._stop)
         self._thread.join()
         return drained
 
@@ -151,23 +152,34 @@ class EngineLoop:
         """Requests that wait or run; read from any thread, for observation."""
         return len(self._generations)
 
+    def _post(self, message: Callable[[], None]) -> None:
+        """Put a message in the inbox; when the thread is gone, the caller answers it, so that none is lost."""
+        self._inbox.put(message)
+        if self._closed.is_set():
+            self._handle_messages()
+
+    def _handle_messages(self) -> None:
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except Empty:
+                return
+            message()
+
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._drain_inbox()
+                if not self._scheduler.has_work:
+                    self._inbox.get()()
+                self._handle_messages()
                 if self._scheduler.has_work:
                     self.step()
         except BaseException as error:
             self._die(error)
         finally:
+            self._closed.set()
+            self._handle_messages()
             self._engine.close()
-
-    def _drain_inbox(self) -> None:
-        """Handle all messages in arrival order; wait for one when there is nothing else to do."""
-        if not self._scheduler.has_work:
-            self._inbox.get()()
-        while not self._inbox.empty():
-            self._inbox.get()()
 
     def step(self) -> None:
         """Schedule, compute, sample, commit, and pass on what happened."""
@@ -238,18 +250,17 @@ class EngineLoop:
             self._idle.set()
 
     def _stop(self) -> None:
+        self._refusal = self._refusal or "the server has stopped"
         for generation in list(self._generations.values()):
             self._cancel(generation)
         self._stopping = True
 
     def _die(self, error: BaseException) -> None:
-        """Fail every request, also those still in the inbox, and refuse new ones from now on."""
+        """Fail every request, and refuse new ones from now on."""
         log.critical("the engine loop died", exc_info=error)
         self._refusal = f"the engine loop died: {type(error).__name__}: {error}"
         for generation in list(self._generations.values()):
             self._send(generation, "", FinishReason.ERROR, EngineFailure(self._refusal))
-        while not self._inbox.empty():
-            self._inbox.get()()
         self._on_death()
 
 

@@ -37,13 +37,13 @@ class Tokenizer:
         config = path.with_name("tokenizer_config.json")
         self._special = _special_tokens(json.loads(config.read_text())) if config.is_file() else {}
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, with the special tokens that this tokenizer puts around a plain prompt, if any."""
+        return self._tokenizer.encode(text).ids
 
-    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text; one call for a whole dynamic batch."""
-        return [one.ids for one in self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of the prompt for the assistant's next message; the template writes all special tokens itself."""
+        return self._tokenizer.encode(self.render_chat(messages), add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids` without special tokens; bytes that are no UTF-8 (yet) become U+FFFD."""

@@ -1,0 +1,83 @@
+"""The decoder: token ids in, a stream of text deltas and token ids out; batches in flight.
+
+execute() only validates and hands over: the engine loop computes, the emitter answers.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from tritonforge.decoder import Decoder
+from tritonforge.errors import InvalidRequest, NotFound, TritonForgeError
+from tritonforge.release import Release
+from tritonforge.request import GenerateRequest
+from tritonforge.triton import (
+    CancelPoller,
+    Emitter,
+    ResponseStream,
+    error_response,
+    load_error,
+    read_options,
+    read_tensor,
+    response,
+)
+
+DRAIN_S = 30.0
+DEAD_LOOP_EXIT_CODE = 70
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = Path(args["model_repository"]) / args["model_version"]
+        try:
+            Release.open(folder.parents[2]).verify()
+            self.decoder = Decoder(folder, on_death=self._exit)
+        except TritonForgeError as error:
+            raise load_error(error) from None
+        self.emitter = Emitter()
+        self.poller = CancelPoller(self.decoder.loop.cancel)
+
+    def execute(self, requests):
+        for request in requests:
+            stream = ResponseStream(request.get_response_sender(), self.emitter)
+            try:
+                self._accept(request, stream)
+            except Exception as error:
+                stream.close(error_response(error))
+
+    def finalize(self):
+        self.decoder.loop.drain(DRAIN_S)
+        self.poller.stop()
+        self.emitter.stop()
+
+    def _accept(self, request, stream):
+        options = read_options(request)
+        if "cancel" in options:
+            self._cancel(options, stream)
+            return
+        input_ids = read_tensor(request, "input_ids")
+        if input_ids is None:
+            raise InvalidRequest("input_ids is missing; it may be left out only when cancel is the only parameter")
+        asked = GenerateRequest.from_wire(
+            input_ids.reshape(-1).tolist(), options, self.decoder.limits, request.request_id()
+        )
+        stream.key = self.decoder.loop.submit(asked, stream.take)
+        self.poller.watch(stream)
+
+    def _cancel(self, options, stream):
+        if len(options) > 1 or not isinstance(options["cancel"], str) or not options["cancel"]:
+            raise InvalidRequest(f"cancel must be the id of a request and the only parameter, got {options}")
+        found = self.decoder.loop.cancel_request_id(options["cancel"])
+        found.add_done_callback(lambda done: stream.close(_cancel_answer(options["cancel"], done.result())))
+
+    def _exit(self):
+        """A loop that died cannot be repaired in this process: answer what is open, then let the supervisor restart."""
+        self.emitter.stop()
+        os._exit(DEAD_LOOP_EXIT_CODE)
+
+
+def _cancel_answer(request_id, found):
+    if found == 0:
+        return error_response(NotFound(f"cancel: no unfinished request has the id {request_id!r}"))
+    return response(finish_reason=np.array([b"cancelled"], object))
