@@ -1,0 +1,201 @@
+"""Keeps a tritonserver serving: starts it, watches it, replaces it when it or one of its Python stubs dies.
+
+Triton leaves the streams of a dead stub open for ever and stays ready, so the whole server is killed: its clients get
+an error at once, its ports are closed until the next one serves. `Server` talks to this thread; nobody else.
+"""
+
+import contextlib
+import enum
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from tritonforge.errors import EngineFailure, TritonForgeError
+from tritonforge.triton_install import TritonInstall
+from tritonforge.triton_process import ServerConfig, TritonProcess
+
+log = logging.getLogger("tritonforge.server")
+POLL_S = 0.05
+EXIT_GRACE_S = 5.0
+"""What a drained server gets to unload its models and exit; Triton looks at them once a second."""
+
+
+class State(enum.Enum):
+    """What the server does now. FAILED and STOPPED are final."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass
+class RestartPolicy:
+    """How soon a dead server is started again, and when it is given up: after `limit` deaths within `window_s`.
+
+    The first restart is immediate, the following ones wait `first_delay_s`, doubled each time up to `max_delay_s`.
+    """
+
+    limit: int = 5
+    window_s: float = 120.0
+    first_delay_s: float = 1.0
+    max_delay_s: float = 10.0
+    _deaths: deque[float] = field(default_factory=deque)
+
+    def delay_after_death(self, now: float) -> float | None:
+        """Seconds to wait after a death at `now` (monotonic seconds), None to give up."""
+        while self._deaths and now - self._deaths[0] > self.window_s:
+            self._deaths.popleft()
+        self._deaths.append(now)
+        earlier = len(self._deaths) - 1
+        if earlier >= self.limit:
+            return None
+        return min(self.first_delay_s * 2 ** (earlier - 1), self.max_delay_s) if earlier else 0.0
+
+
+class Supervisor(threading.Thread):
+    """The one thread that owns the server process. `probe` generates one token or raises a TritonForgeError."""
+
+    def __init__(
+        self,
+        install: TritonInstall,
+        config: ServerConfig,
+        probe: Callable[[], None],
+        *,
+        startup_timeout_s: float,
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        super().__init__(name="supervisor", daemon=True)
+        self.error: TritonForgeError | None = None
+        self.process: TritonProcess | None = None
+        self.state = State.STARTING
+        self.changed = threading.Condition()
+        self._install, self._config, self._probe = install, config, probe
+        self._startup_timeout_s = startup_timeout_s
+        self._policy = policy or RestartPolicy()
+        self._stop_asked, self._force_asked = threading.Event(), threading.Event()
+        self._wake, self._wake_sender = socket.socketpair()
+
+    def run(self) -> None:
+        """Serve until asked to stop or until the restart policy gives up; leave nothing behind."""
+        try:
+            while not self._stop_asked.is_set():
+                self._serve_once()
+        except TritonForgeError as error:
+            self.error = error
+        except Exception as error:
+            log.exception("the supervisor failed")
+            self.error = EngineFailure(f"the supervisor failed: {error}")
+        finally:
+            if self.process is not None:
+                self.process.close()
+            self._wake.close()
+            self._wake_sender.close()
+            self._enter(State.STOPPED if self.error is None else State.FAILED)
+
+    def ask_stop(self, *, force: bool = False) -> None:
+        """Begin to drain, or with `force` stop at once. Returns immediately; may be called from a signal handler."""
+        self._stop_asked.set()
+        if force:
+            self._force_asked.set()
+        with contextlib.suppress(OSError):  # it has ended already
+            self._wake_sender.send(b"x")
+
+    def _serve_once(self) -> None:
+        """One life of a server: start, serve, and either drain because it was asked, or die and wait to return."""
+        first = self.state is State.STARTING
+        self.process = process = TritonProcess(self._install, self._config)
+        stubs: dict[int, int] = {}
+        try:
+            self._await_ready(process)
+            stubs |= {pidfd: pid for pid in process.stub_pids() if (pidfd := _open_pidfd(pid)) is not None}
+            cause = self._serve(process, stubs)
+            if self._stop_asked.is_set():
+                self._drain(process, stubs)
+                return
+        except EngineFailure as error:
+            if first:
+                raise
+            cause = str(error)
+        finally:
+            for pidfd in stubs:
+                os.close(pidfd)
+        self._replace(process, cause)
+
+    def _await_ready(self, process: TritonProcess) -> None:
+        """Wait until Triton is ready, or a stop is asked for. EngineFailure when it ends or takes too long."""
+        deadline = time.monotonic() + self._startup_timeout_s
+        while not process.is_ready() and not self._stop_asked.is_set():
+            self._wait((process.pidfd,), POLL_S)
+            if process.exit_code() is not None:
+                raise process.failure()
+            if time.monotonic() > deadline:
+                raise EngineFailure(f"{process.failure()} (waited {self._startup_timeout_s:g} s)")
+        process.note_backend_folder()
+
+    def _serve(self, process: TritonProcess, stubs: dict[int, int]) -> str:
+        """Generate one token, then block until the server or a stub dies or a stop is asked for; say which."""
+        if self._stop_asked.is_set():
+            return "stopped while it started"
+        try:
+            self._probe()
+        except TritonForgeError as error:
+            raise EngineFailure(f"the first token could not be generated: {error}") from error
+        self._enter(State.SERVING)
+        ended = self._wait((process.pidfd, *stubs))
+        if process.pidfd in ended:
+            return f"tritonserver (pid {process.pid}) ended with code {process.exit_code()}"
+        return f"the Python stub of pid {', '.join(str(stubs[pidfd]) for pidfd in ended)} died"
+
+    def _drain(self, process: TritonProcess, stubs: dict[int, int]) -> None:
+        """SIGTERM: Triton refuses new requests and finishes the running ones. What is left after that is killed."""
+        self._enter(State.DRAINING)
+        process.terminate()
+        deadline = time.monotonic() + self._config.drain_timeout_s + EXIT_GRACE_S
+        watched = {process.pidfd, *stubs}
+        while process.pidfd in watched and time.monotonic() < deadline and not self._force_asked.is_set():
+            watched -= self._wait(watched, deadline - time.monotonic())
+            if watched == {process.pidfd}:  # without stubs nothing runs any more
+                deadline = min(deadline, time.monotonic() + EXIT_GRACE_S)
+        process.close()
+
+    def _replace(self, process: TritonProcess, cause: str) -> None:
+        """Remove a dead server, wait as the policy says, or give up with EngineFailure."""
+        self._enter(State.RESTARTING)
+        delay = self._policy.delay_after_death(time.monotonic())
+        process.close()
+        if delay is None:
+            raise EngineFailure(f"gave up after {self._policy.limit} restarts in {self._policy.window_s:g} s: {cause}")
+        log.warning("%s; starting a new server%s", cause, f" in {delay:g} s" if delay else "")
+        self._stop_asked.wait(delay)
+
+    def _wait(self, pidfds: Iterable[int], timeout_s: float | None = None) -> set[int]:
+        """Block until one of `pidfds` ends, ask_stop() is called or the time is over; return those that ended."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        for pidfd in pidfds:
+            poll.register(pidfd, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)}
+        if self._wake.fileno() in ready:
+            self._wake.recv(64)
+        return ready - {self._wake.fileno()}
+
+    def _enter(self, state: State) -> None:
+        with self.changed:
+            self.state = state
+            self.changed.notify_all()
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """A file descriptor that becomes readable when the process ends; None when it has ended already."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.pidfd_open(pid)
+    return None

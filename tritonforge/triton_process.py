@@ -1,0 +1,181 @@
+"""One tritonserver process and its Python stubs: start, wait until ready, stop, kill, clean up.
+
+The supervisor thread owns it. It knows nothing of releases, restarts or what the models do.
+"""
+
+import contextlib
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritonforge.errors import EngineFailure
+from tritonforge.ports import Ports, reachable
+from tritonforge.shared_memory import FAMILY, SharedMemory
+from tritonforge.triton_install import STUB, TritonInstall
+
+KILL_S = 10.0
+_GUARD = """import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])"""
+"""Asks the kernel for SIGKILL when the parent thread dies (PR_SET_PDEATHSIG), then becomes the server."""
+_LOAD_ERROR = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<cause>.*)\"")
+_FATAL = re.compile(r"^error: (?P<cause>.*)$|^E\d{4} .*?\] \"?(?P<logged>.*?)\"?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What one tritonserver is started with; `drain_timeout_s` is what running requests get after SIGTERM."""
+
+    model_repository: Path
+    ports: Ports
+    address: str
+    drain_timeout_s: float
+    log_file: Path | None = None
+
+    def arguments(self, shm_prefix: str) -> Sequence[str]:
+        """The server's command line, without the binary and its backend folder."""
+        return (
+            f"--model-repository={self.model_repository}",
+            f"--grpc-address={self.address}",
+            f"--grpc-port={self.ports.grpc}",
+            f"--http-address={self.address}",
+            f"--http-port={self.ports.http}",
+            f"--metrics-address={self.address}",
+            f"--metrics-port={self.ports.metrics}",
+            f"--exit-timeout-secs={max(1, round(self.drain_timeout_s))}",
+            f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+            "--disable-auto-complete-config",
+        )
+
+
+class TritonProcess:
+    """A running tritonserver. The thread that creates it must outlive it: its death kills the server."""
+
+    def __init__(self, install: TritonInstall, config: ServerConfig) -> None:
+        self.config = config
+        self._run_dir = Path(tempfile.mkdtemp(prefix=FAMILY))
+        self._memory = SharedMemory(self._run_dir)
+        self._folders_before = _backend_folders()
+        self._backend_folder: Path | None = None
+        self.log_file = config.log_file or self._run_dir / "server.log"
+        arguments = [*install.lay_out(self._run_dir), *config.arguments(self._memory.prefix)]
+        with open(self.log_file, "ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-ISc", _GUARD, str(os.getpid()), str(install.binary), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=install.environment(self._run_dir),
+                start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor only, which drains
+            )
+        self.pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """The process id of tritonserver."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """How the server ended (negative: by this signal), None while it runs."""
+        return self._process.poll()
+
+    def is_ready(self) -> bool:
+        """True when the server answers that it and all its models are ready."""
+        url = f"http://{reachable(self.config.address)}:{self.config.ports.http}/v2/health/ready"
+        try:
+            with urllib.request.urlopen(url, timeout=1) as answer:
+                return answer.status == 200
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def stub_pids(self) -> list[int]:
+        """Process ids of the Python stubs, found by our region names on their command lines: so also when orphaned."""
+        return [pid for pid in _pids() if self._memory.prefix in (line := _command(pid)) and STUB in line]
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines that this server wrote."""
+        return "\n".join(self._log().splitlines()[-lines:])
+
+    def failure(self) -> EngineFailure:
+        """Why the server ended or does not get ready, in one line, from its log."""
+        log = self._log()
+        failed = _LOAD_ERROR.search(log)
+        if failed:
+            cause = failed["cause"].split("\\n\\nAt:")[0].removeprefix("Internal: ").replace("\\n", " ")
+            return EngineFailure(f"model {failed['model']} does not load: {cause}")
+        fatal = [found["cause"] or found["logged"] for found in _FATAL.finditer(log)]
+        code = self.exit_code()
+        state = "does not get ready" if code is None else f"ended with code {code}"
+        return EngineFailure(f"tritonserver {state}" + (f": {fatal[-1]}" if fatal else f"; its log says: {log[-500:]}"))
+
+    def terminate(self) -> None:
+        """Ask the server to drain: it refuses new requests, finishes the running ones, unloads and exits."""
+        self._process.terminate()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until the server ended, at most `timeout` seconds; True if it has."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        return self._process.returncode is not None
+
+    def note_backend_folder(self) -> None:
+        """Remember the folder that the Python backend made in /tmp. Called when the server has just become ready."""
+        made = _backend_folders() - self._folders_before
+        self._backend_folder = made.pop() if len(made) == 1 else None
+
+    def close(self) -> None:
+        """Kill what still runs, remove regions and folders: nothing of this server is left. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        for pid in self.stub_pids():
+            with contextlib.suppress(ProcessLookupError):
+                _kill_and_wait(pid)
+        self._memory.close()
+        if self._backend_folder is not None:
+            with contextlib.suppress(OSError):  # removed by a clean exit, or not empty and so not ours
+                self._backend_folder.rmdir()
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def _log(self) -> str:
+        with contextlib.suppress(OSError), open(self.log_file, "rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+        return ""
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _command(pid: int) -> str:
+    """The command line of a process; empty for a zombie or one that is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read().decode(errors="replace")
+    return ""
+
+
+def _kill_and_wait(pid: int) -> None:
+    pidfd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [], KILL_S)
+    finally:
+        os.close(pidfd)
+
+
+def _backend_folders() -> set[Path]:
+    return {path for path in Path("/tmp").glob("python_env_*") if path.stat().st_uid == os.getuid()}
