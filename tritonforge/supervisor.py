@@ -22,8 +22,10 @@ from tritonforge.triton_process import ServerConfig, TritonProcess
 
 log = logging.getLogger("tritonforge.server")
 POLL_S = 0.05
-EXIT_GRACE_S = 5.0
-"""What a drained server gets to unload its models and exit; Triton looks at them once a second."""
+UNLOAD_S = 5.0
+"""What the server gets on top of the drain timeout to unload its models; Triton looks at them once a second."""
+EXIT_S = 2.0
+"""What it gets to exit once its stubs are gone. Sometimes it never does: it keeps waiting for the ensemble (seen)."""
 
 
 class State(enum.Enum):
@@ -159,12 +161,12 @@ class Supervisor(threading.Thread):
         """SIGTERM: Triton refuses new requests and finishes the running ones. What is left after that is killed."""
         self._enter(State.DRAINING)
         process.terminate()
-        deadline = time.monotonic() + self._config.drain_timeout_s + EXIT_GRACE_S
+        deadline = time.monotonic() + self._config.drain_timeout_s + UNLOAD_S
         watched = {process.pidfd, *stubs}
         while process.pidfd in watched and time.monotonic() < deadline and not self._force_asked.is_set():
             watched -= self._wait(watched, deadline - time.monotonic())
             if watched == {process.pidfd}:  # without stubs nothing runs any more
-                deadline = min(deadline, time.monotonic() + EXIT_GRACE_S)
+                deadline = min(deadline, time.monotonic() + EXIT_S)
         process.close()
 
     def _replace(self, process: TritonProcess, cause: str) -> None:
