@@ -1,0 +1,141 @@
+"""Stage compile: the quantized model becomes an engine with its decoder.json, tried out and measured.
+
+    python build/compile.py --recipe build/recipes/smollm2-135m-int8.toml --export DIR --quantize DIR --out DIR
+
+Targets differ here and nowhere else: a target module checks the recipe, places the engine's files and opens the engine.
+"""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import checkout  # noqa: F401  (puts the repository root on sys.path)
+import numpy as np
+import quality
+import stage
+from recipe import Recipe
+from reference import REFERENCE
+
+from tritonforge.engines.base import Engine, SequenceStep
+from tritonforge.errors import EngineFailure, InvalidRecipe
+
+ENGINE = "engine"
+CONFIG = "decoder.json"
+
+
+def target_of(recipe: Recipe) -> ModuleType:
+    """The module of the recipe's target."""
+    return import_module(f"target_{recipe.compile.target}")
+
+
+def plan_stage(exported: stage.Done, quantized: stage.Done, recipe: Recipe) -> stage.Stage:
+    """The compilation of one quantized model; the export gives the reference that it is measured against."""
+    target = target_of(recipe)
+    values = recipe.as_dict()
+    return stage.Stage(
+        name="compile",
+        makes=f"{target.NAME} engine, measured",
+        inputs={"export": exported.digest, "quantize": quantized.digest},
+        settings={name: values[name] for name in ("kv_cache", "limits", "compile", "quality")},
+        packages=("python", "numpy", *target.PACKAGES),
+        sources=("build/compile.py", "build/quality.py", *target.SOURCES),
+    )
+
+
+def check_fits(recipe: Recipe, model: dict[str, Any], per_block: int) -> int:
+    """The number of KV blocks that the memory budget holds; InvalidRecipe when the recipe does not fit the model.
+
+    `model` holds the facts of the checkpoint, `per_block` the bytes of one block over all layers.
+    """
+    limits, cache = recipe.limits, recipe.kv_cache
+    if limits.max_model_len > model["max_position_embeddings"]:
+        raise InvalidRecipe(
+            f"limits.max_model_len must be at most the model's max_position_embeddings "
+            f"({model['max_position_embeddings']}), got {limits.max_model_len}"
+        )
+    blocks = cache.memory_mib * 2**20 // per_block
+    needed = -(-limits.max_model_len // cache.block_size)
+    if blocks < needed:
+        raise InvalidRecipe(
+            f"kv_cache.memory_mib must be at least {-(-needed * per_block // 2**20)} for one sequence of max_model_len "
+            f"{limits.max_model_len} ({model['num_layers']} layers, {model['num_kv_heads']} KV heads of size "
+            f"{model['head_size']}, {cache.precision}: {per_block} bytes a block), got {cache.memory_mib}"
+        )
+    return blocks
+
+
+def check_recipe(recipe: Recipe, model: dict[str, Any]) -> None:
+    """Everything that can be refused before work starts."""
+    target = target_of(recipe)
+    target.check_recipe(recipe)
+    check_fits(recipe, model, target.estimate_bytes_per_block(recipe, model))
+
+
+def compile_model(
+    exported: stage.Done, quantized: stage.Done, recipe: Recipe, out: Path, *, force: bool = False
+) -> stage.Done:
+    """Make `out` (engine folder and decoder.json); the measurements hold quality and the size of the KV cache."""
+    model = exported.measurements["model"]
+    check_recipe(recipe, model)
+
+    def make(folder: Path) -> dict[str, Any]:
+        target = target_of(recipe)
+        engine_dir = folder / ENGINE
+        target.place(quantized.folder, engine_dir)
+        per_block = target.bytes_per_block(engine_dir, recipe)
+        blocks = check_fits(recipe, model, per_block)
+        config = decoder_config(recipe, model, blocks)
+        engine = target.open_engine(engine_dir, config["engine_config"])
+        try:
+            smoke(engine)
+            report = quality.measure(engine, exported.folder / REFERENCE, recipe.limits.max_num_batched_tokens)
+        finally:
+            engine.close()
+        quality.check(report, recipe.quality)
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        kv_cache = {"bytes_per_block": per_block, "num_blocks": blocks, "bytes": per_block * blocks}
+        return {"quality": report, "kv_cache": kv_cache}
+
+    return stage.run_stage(plan_stage(exported, quantized, recipe), out, make, force=force)
+
+
+def decoder_config(recipe: Recipe, model: dict[str, Any], blocks: int) -> dict[str, Any]:
+    """decoder.json: all that the decoder needs to know besides its files."""
+    limits = recipe.limits
+    return {
+        "engine": recipe.compile.target,
+        "engine_config": {
+            "max_model_len": limits.max_model_len,
+            "block_size": recipe.kv_cache.block_size,
+            "num_blocks": blocks,
+            "vocab_size": model["vocab_size"],
+            "kv_cache_precision": recipe.kv_cache.precision,
+            "properties": recipe.compile.properties,
+        },
+        "scheduler": {
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "max_waiting": limits.max_waiting,
+            "max_waiting_tokens": limits.max_waiting_tokens,
+        },
+        "stop_token_ids": list(model["stop_token_ids"]),
+    }
+
+
+def smoke(engine: Engine) -> None:
+    """One step of two sequences: the engine answers with finite logits of the right shape."""
+    logits = engine.step([SequenceStep([0, 1, 2], 0, [0]), SequenceStep([3], 0, [1])])
+    if logits.shape != (2, engine.spec.vocab_size) or not np.isfinite(logits).all():
+        raise EngineFailure(f"the compiled model must give finite logits [2, {engine.spec.vocab_size}]")
+
+
+def main() -> None:
+    options = stage.arguments(__doc__.splitlines()[0], "export", "quantize").parse_args()
+    exported, quantized = stage.open_input(options.export, "export"), stage.open_input(options.quantize, "quantize")
+    compile_model(exported, quantized, Recipe.load(options.recipe), options.out, force=options.force)
+
+
+if __name__ == "__main__":
+    stage.script(main)

@@ -1,0 +1,76 @@
+"""Compile target openvino: checks a recipe for the CPU engine, compiles once, and counts the KV blocks that fit.
+
+What is stored is the quantized model itself: OpenVINO compiles it when the decoder loads it. The compile stage is the
+only caller; nothing else knows how targets differ.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import checkout  # noqa: F401  (puts the repository root on sys.path)
+from recipe import Recipe
+
+from tritonforge.errors import InvalidRecipe
+
+NAME = "openvino"
+PACKAGES = ("openvino",)
+SOURCES = ("build/target_openvino.py", "tritonforge/engines/openvino.py", "tritonforge/engines/base.py")
+FILES = ("openvino_model.xml", "openvino_model.bin")
+BLOCK_SIZE = 32
+PROPERTIES = {
+    "INFERENCE_PRECISION_HINT": ("f32", "bf16", "f16"),
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": range(0, 1 << 32),
+    "PERFORMANCE_HINT": ("LATENCY", "THROUGHPUT"),
+    "INFERENCE_NUM_THREADS": range(0, 4097),
+    "KEY_CACHE_GROUP_SIZE": range(0, 1 << 32),
+    "VALUE_CACHE_GROUP_SIZE": range(0, 1 << 32),
+    "ENABLE_CPU_PINNING": (True, False),
+    "ENABLE_HYPER_THREADING": (True, False),
+}
+"""OpenVINO's own properties that a recipe may set, with their values."""
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse properties that the engine does not take, and a block size its kernel does not have."""
+    if recipe.kv_cache.block_size != BLOCK_SIZE:
+        raise InvalidRecipe(
+            f"kv_cache.block_size must be {BLOCK_SIZE} for the openvino target, got {recipe.kv_cache.block_size}"
+        )
+    for name, value in recipe.compile.properties.items():
+        if name not in PROPERTIES:
+            raise InvalidRecipe(f"compile.properties.{name} must be one of {', '.join(PROPERTIES)}")
+        known = PROPERTIES[name]
+        if type(value) is not type(known[0]) or value not in known:
+            rule = f"in [{known[0]}, {known[-1]}]" if isinstance(known, range) else f"one of {known}"
+            raise InvalidRecipe(f"compile.properties.{name} must be {rule}, got {value!r}")
+
+
+def estimate_bytes_per_block(recipe: Recipe, model: dict[str, Any]) -> int:
+    """Bytes of one KV block as far as the checkpoint tells; 8-bit caches hold a scale and a zero point (8 bytes) a row."""
+    width = {"u8": model["head_size"] + 8, "f32": 4 * model["head_size"]}
+    row = width.get(recipe.kv_cache.precision, 2 * model["head_size"])
+    return 2 * model["num_layers"] * model["num_kv_heads"] * recipe.kv_cache.block_size * row
+
+
+def place(quantized: Path, engine_dir: Path) -> None:
+    """Put the files that the engine reads into `engine_dir`."""
+    engine_dir.mkdir(parents=True)
+    for name in FILES:
+        shutil.copyfile(quantized / name, engine_dir / name)
+
+
+def bytes_per_block(engine_dir: Path, recipe: Recipe) -> int:
+    """Bytes of one KV block as compiled, over all layers."""
+    from tritonforge.engines import openvino
+
+    model = openvino.read_paged_model(engine_dir)
+    compiled = openvino.compile_paged_model(model, recipe.kv_cache.precision, recipe.compile.properties)
+    return openvino.bytes_per_block(compiled)
+
+
+def open_engine(engine_dir: Path, engine_config: dict[str, Any]) -> Any:
+    """The engine that the decoder will run."""
+    from tritonforge.engines.openvino import OpenVINOEngine
+
+    return OpenVINOEngine(engine_dir, engine_config)
