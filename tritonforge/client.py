@@ -117,7 +117,9 @@ def rpc_error(error: grpc.RpcError) -> TritonForgeError:
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNKNOWN:
         return typed_error(details)
-    return _GRPC_CODES.get(code, TritonForgeError)(f"{code.name.lower().replace('_', ' ')}: {details}")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        details = "no final answer within the timeout"
+    return _GRPC_CODES.get(code, TritonForgeError)(details)
 
 
 def connect(url: str) -> grpc.Channel:

@@ -1,0 +1,5 @@
+"""Makes `python -m tritonforge` the command line."""
+
+from tritonforge.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,163 @@
+"""The command `tritonforge`: serve, generate, chat, verify. An error is one line on stderr and a non-zero exit code."""
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from tritonforge import __version__
+from tritonforge.errors import TritonForgeError
+from tritonforge.release import Release
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        return arguments.run(arguments)
+    except TritonForgeError as error:
+        print(f"tritonforge: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Serve a release until SIGINT or SIGTERM; a second signal does not wait for running requests."""
+    from tritonforge.ports import Ports
+    from tritonforge.server import Server
+    from tritonforge.supervisor import State
+
+    server = Server(
+        arguments.release,
+        ports=Ports(arguments.grpc_port, arguments.http_port, arguments.metrics_port),
+        address=arguments.address,
+        drain_timeout_s=arguments.drain_timeout,
+        startup_timeout_s=arguments.startup_timeout,
+        log_file=arguments.log_file,
+        tritonserver=arguments.tritonserver,
+    )
+    signals = 0
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        server.ask_stop(force=signals > 1)
+        note = "draining; a second signal stops at once" if signals == 1 else "stopping at once"
+        os.write(sys.stderr.fileno(), f"tritonforge: {signal.Signals(number).name}, {note}\n".encode())
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    with server:
+        if server.state is State.SERVING:
+            _announce(server.release, server.grpc_url, server.http_url, server.metrics_url)
+        server.wait_for(State.STOPPED)
+    return 0
+
+
+def generate(arguments: argparse.Namespace) -> int:
+    """Stream the answer to one prompt to stdout, a summary to stderr."""
+    from tritonforge import terminal
+
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    options = _options(arguments)
+    answer = terminal.generate(arguments.url, prompt, chat=arguments.chat, timeout=arguments.timeout, **options)
+    return EXIT_INTERRUPTED if answer.finish_reason == "cancelled" else 0
+
+
+def chat(arguments: argparse.Namespace) -> int:
+    """Chat in the terminal."""
+    from tritonforge import terminal
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() history and editing
+    terminal.chat(arguments.url, system=arguments.system, timeout=arguments.timeout, **_options(arguments))
+    return 0
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Compare every file of a release with its manifest."""
+    release = Release.open(arguments.release)
+    release.verify()
+    print(f"{release.name}: {len(release.manifest['files'])} files as built, digest {release.digest}")
+    return 0
+
+
+def _announce(release: Release, grpc_url: str, http_url: str, metrics_url: str) -> None:
+    print(f"serving {release.name}, digest {release.digest[:16]}")
+    print(f"  gRPC     {grpc_url}")
+    print(f"  HTTP     http://{http_url}/v2/models/llm/generate_stream")
+    print(f"  metrics  http://{metrics_url}/metrics")
+    print("Ctrl-C drains and stops.", flush=True)
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, object]:
+    """The generation options that were given; the server decides about absent ones."""
+    names = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")
+    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tritonforge", description=__doc__.split(".")[0])
+    parser.add_argument("--version", action="version", version=f"tritonforge {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    _add_serve(commands)
+    request = _request_parser()
+    one = commands.add_parser("generate", parents=[request], help="stream the answer to one prompt")
+    one.add_argument("prompt", help="the text to continue; - reads it from stdin")
+    one.add_argument("--chat", action="store_true", help="send the prompt as one user message")
+    one.set_defaults(run=generate)
+    many = commands.add_parser("chat", parents=[request], help="chat; Ctrl-C cancels an answer, Ctrl-D leaves")
+    many.add_argument("--system", help="the system message")
+    many.set_defaults(run=chat)
+    check = commands.add_parser("verify", help="compare a release with its manifest")
+    check.add_argument("release", type=Path)
+    check.set_defaults(run=verify)
+    return parser
+
+
+def _add_serve(commands) -> None:
+    command = commands.add_parser("serve", help="serve a release on tritonserver, supervised")
+    command.add_argument("--release", type=Path, required=True, help="the release folder")
+    command.add_argument("--address", default="127.0.0.1", help="the address to bind to (default: %(default)s)")
+    for name, port in (("grpc", 8001), ("http", 8000), ("metrics", 8002)):
+        command.add_argument(f"--{name}-port", type=int, default=port, help="0: a free one (default: %(default)s)")
+    command.add_argument("--drain-timeout", type=_seconds, default=30.0, metavar="S", help="(default: %(default)g)")
+    command.add_argument("--startup-timeout", type=_seconds, default=180.0, metavar="S", help="(default: %(default)g)")
+    command.add_argument("--log-file", type=Path, help="keep tritonserver's log here (default: a temporary file)")
+    command.add_argument(
+        "--tritonserver", type=Path, help="the binary (default: the container's or the wheel's)"
+    )
+    command.set_defaults(run=serve)
+
+
+def _request_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--url", default="127.0.0.1:8001", help="the gRPC endpoint (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--stop", action="append", help="a string that ends the answer; may be given several times")
+    parser.add_argument("--timeout", type=_seconds, default=300.0, metavar="S", help="(default: %(default)g)")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text}")
+    return value
