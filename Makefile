@@ -1,0 +1,34 @@
+# Two commands: `make demo` takes a checkpoint to a served, measured, accepted service; `make test` proves the code.
+PYTHON ?= python3
+RELEASE ?= artifacts/releases/smollm2-135m-int8
+
+.PHONY: demo test serve bench release lint environment environment-build preflight clean
+
+demo: environment environment-build
+	.venv/bin/python scripts/demo.py
+
+test: release lint
+	.venv/bin/python -m pytest tests --ignore=tests/build
+	.venv-build/bin/python -m pytest tests/build
+
+lint: environment
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+serve: release
+	.venv/bin/tritonforge serve --release $(RELEASE)
+
+release: environment environment-build
+	.venv-build/bin/python build/release.py --recipe $(notdir $(RELEASE))
+
+environment: preflight
+	@$(PYTHON) scripts/environment.py .venv requirements/serve.txt
+
+environment-build: preflight
+	@$(PYTHON) scripts/environment.py .venv-build requirements/build.txt --no-deps requirements/build-nodeps.txt
+
+preflight:
+	@$(PYTHON) scripts/preflight.py
+
+clean:
+	rm -rf .venv .venv-build artifacts
