@@ -26,7 +26,7 @@ END_TOKENS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<
 
 @dataclass(frozen=True)
 class Located:
-    """A checkpoint on this disk. `path` is a folder or a .gguf file; `source` says where it came from, without paths."""
+    """A checkpoint on this disk: a folder or a .gguf file. `source` says where it came from, without local paths."""
 
     path: Path
     source: str
@@ -129,11 +129,8 @@ def check_architecture(model_type: Any, origin: Path) -> None:
 def check_weights(folder: Path) -> None:
     """Refuse a folder whose safetensors files are absent, listed but missing, or cut short."""
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
-    else:
-        names = ["model.safetensors"]
-    for name in names:
+    listed = read_json(index).get("weight_map", {}).values() if index.is_file() else ["model.safetensors"]
+    for name in sorted(set(listed)):
         path = folder / name
         if not path.is_file():
             raise InvalidCheckpoint(f"{path} is missing; weights must be safetensors files (pickled ones are not read)")

