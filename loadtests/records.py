@@ -118,7 +118,7 @@ def decode_record(line: dict[str, Any]) -> Record:
 class ShardWriter:
     """Appends one worker's records to its file. `finish` writes the end line; a file without one is a lost worker."""
 
-    def __init__(self, path: Path, profile: str, *, shard: int, of: int, schedule_sha256: str, prompts_sha256: str):
+    def __init__(self, path: Path, profile: str, shard: int, of: int, *, schedule_sha256: str, prompts_sha256: str):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("w", encoding="utf-8")
         self._profile = profile

@@ -1,0 +1,173 @@
+"""The contract's load as a Locust test: headless, in the web UI, or with a master and workers.
+
+    locust -f loadtests/locustfile.py --host 127.0.0.1:8001 --contract loadtests/contracts/demo.toml --release DIR
+
+The contract's schedule says when requests are sent, so users, spawn rate and run time are not asked for. Charts show
+E2E, TTFT and TPOT of each phase; the verdict comes from the raw records, never from Locust's percentiles.
+"""
+
+# ruff: noqa: E402
+import grpc.experimental.gevent as grpc_gevent
+
+grpc_gevent.init_gevent()  # before any channel: without it, gRPC blocks the whole process
+
+import sys
+import time
+from pathlib import Path
+from typing import ClassVar
+
+ROOT = str(Path(__file__).resolve().parent.parent)
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
+
+import gevent
+import locust.stats
+from locust import LoadTestShape, User, constant, events, task
+from locust.runners import MasterRunner, WorkerRunner
+
+from loadtests.session import BARRIER_S, Judge, Walker, run_of
+from tritonforge.errors import ReleaseMismatch, SetupError, TritonForgeError
+
+SHARD, DONE = "tritonforge_shard", "tritonforge_done"
+
+
+def three_digits(response_time: float) -> int:
+    """Buckets of Locust's charts: whole milliseconds up to 1,000, three digits beyond, so they are within 1%."""
+    return round(response_time) if response_time < 1000 else int(float(f"{response_time:.3g}"))
+
+
+locust.stats.bucket_response_time = three_digits
+
+
+class Test:
+    """The test this process is in. `given` is a worker's share, as its master sent it; `over` ends the test."""
+
+    walker: Walker | None = None
+    judge: Judge | None = None
+    given: ClassVar[dict] = {}
+    waiting_for: ClassVar[set[int]] = set()
+    deadline = float("inf")
+    over = False
+
+
+def exit_code_of(error: TritonForgeError) -> int:
+    """2 for what the user wrote, 3 for a release that is not what it says, 5 for a target that cannot be loaded."""
+    if isinstance(error, ReleaseMismatch):
+        return 3
+    return 5 if isinstance(error, SetupError) else 2
+
+
+@events.init_command_line_parser.add_listener
+def add_arguments(parser) -> None:
+    parser.add_argument("--contract", default=f"{ROOT}/loadtests/contracts/demo.toml", help="contract file (TOML)")
+    parser.add_argument("--contract-profile", default="", help="profile of the contract, when it has several")
+    parser.add_argument("--release", default="", help="release folder: identity, and the tokenizer of the prompts")
+    parser.add_argument("--tokenizer", default="", help="tokenizer.json, when there is no release folder")
+    parser.add_argument("--out", default="", help="report folder; default: artifacts/reports/locust-<time>")
+    parser.add_argument("--salt", default="", help="repeat the prompts of an earlier run: its salt")
+    parser.add_argument("--run-id", default="", include_in_web_ui=False, help="prefix of the request ids")
+    parser.add_argument("--raw-only", action="store_true", include_in_web_ui=False, help="write records, no verdict")
+
+
+@events.init.add_listener
+def on_init(environment, runner, **_) -> None:
+    if isinstance(runner, MasterRunner):
+        runner.register_message(DONE, on_done)
+        return
+    if isinstance(runner, WorkerRunner):
+        runner.register_message(SHARD, lambda environment, msg: setattr(Test, "given", msg.data))
+        return
+    if environment.web_ui is None:
+        try:
+            run_of(environment.parsed_options, environment.host)
+        except TritonForgeError as error:
+            sys.exit(refuse(error))
+
+
+def refuse(error: TritonForgeError) -> int:
+    print(error, file=sys.stderr, flush=True)
+    return exit_code_of(error)
+
+
+@events.test_start.add_listener
+def on_test_start(environment, **_) -> None:
+    Test.over, Test.walker, Test.judge = False, None, None
+    try:
+        begin(environment)
+    except TritonForgeError as error:
+        environment.process_exit_code = refuse(error)
+        Test.over = True
+
+
+def begin(environment) -> None:
+    """Local: judge and walk. Master: judge, and give each worker a shard. Worker: walk the shard it was given."""
+    runner, options = environment.runner, environment.parsed_options
+    if isinstance(runner, WorkerRunner):
+        share = Test.given
+        run = run_of(options, environment.host, **{key: share[key] for key in ("out", "salt", "run_id")})
+        where = {key: share[key] for key in ("shard", "of", "start_at")}
+        Test.walker = Walker(environment, run, **where)
+        return
+    run = run_of(options, environment.host)
+    Test.judge = Judge(run, raw_only=options.raw_only)
+    Test.judge.start()
+    if not isinstance(runner, MasterRunner):
+        Test.walker = Walker(environment, run)
+        return
+    workers = [client.id for client in runner.clients.ready]
+    Test.waiting_for = set(range(len(workers)))
+    Test.deadline = time.monotonic() + Test.judge.deadline_s()
+    common = {"out": str(run.out), "salt": run.salt, "run_id": run.run_id, "of": len(workers)}
+    for shard, client_id in enumerate(workers):
+        share = {**common, "shard": shard, "start_at": time.time() + BARRIER_S}
+        runner.send_message(SHARD, share, client_id)
+
+
+def on_done(environment, msg, **_) -> None:
+    Test.waiting_for.discard(msg.data["shard"])
+    Test.over = not Test.waiting_for
+
+
+class Arrivals(User):
+    """Walks the schedule; one per process does. It waits for no answer: each request is a greenlet of its own."""
+
+    wait_time = constant(1)
+
+    @task
+    def walk(self) -> None:
+        walker, Test.walker = Test.walker, None
+        if walker is None:
+            gevent.sleep(0.2)
+            return
+        walker.run()
+        if isinstance(self.environment.runner, WorkerRunner):
+            self.environment.runner.send_message(DONE, {"shard": Test.given["shard"]})
+        else:
+            Test.over = True
+
+
+class Schedule(LoadTestShape):
+    """Ends the test when the schedule is over. One user a worker; the arrivals' rate is the contract's."""
+
+    def tick(self) -> tuple[int, float] | None:
+        if Test.over or time.monotonic() > Test.deadline:
+            return None
+        runner = self.runner
+        count = max(1, len(runner.clients.ready)) if isinstance(runner, MasterRunner) and not Test.judge else self.count
+        self.count = count
+        return count, float(count)
+
+    count = 1
+
+
+@events.test_stop.add_listener
+def on_test_stop(environment, **_) -> None:
+    if isinstance(environment.runner, WorkerRunner):
+        return
+    judge, Test.judge, Test.over, Test.deadline = Test.judge, None, False, float("inf")
+    if judge is None or environment.process_exit_code == 5:
+        return
+    try:
+        environment.process_exit_code = judge.finish()
+    except TritonForgeError as error:
+        environment.process_exit_code = refuse(error)

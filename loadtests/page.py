@@ -1,0 +1,140 @@
+"""The report as one HTML file that needs nothing else: no script, no font, no network."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from loadtests.contract import Contract
+from loadtests.plots import all_plots, waterfalls
+from loadtests.records import CampaignRun, ProfileRun
+from loadtests.report import compliance_text, limit_text, value_text
+
+STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+LEGEND = (
+    ("client", "client delay"),
+    ("queue", "queue"),
+    ("prefill", "prefill"),
+    ("emit", "first emit"),
+    ("residual", "residual: network, front end, client"),
+    ("decode", "decode"),
+)
+
+
+def write_page(path: Path, report: dict[str, Any], contract: Contract, run: CampaignRun) -> None:
+    """Write the page of a report."""
+    path.write_text(render_page(report, contract, run), encoding="utf-8")
+
+
+def render_page(report: dict[str, Any], contract: Contract, run: CampaignRun) -> str:
+    """The page as text. All text that came from a file or a server is escaped."""
+    runs = {part.profile: part for part in run.profiles}
+    body = [_head(report)]
+    for row in report["profiles"]:
+        body.append(_profile(row, contract, runs.get(row["id"], ProfileRun(row["id"], (), ()))))
+    body.append(_facts(report))
+    title = escape(f"{report['verdict']['status']}: {contract.name}")
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    content = f"<head>{head}<style>{STYLE}</style></head><body><main>{''.join(body)}</main></body>"
+    return f'<!doctype html><html lang="en">{content}</html>'
+
+
+def _head(report: dict[str, Any]) -> str:
+    verdict, contract = report["verdict"], report["contract"]
+    status = verdict["status"]
+    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in verdict["reasons"])
+    return (
+        f'<h1><span class="verdict {status}">{status}</span>{escape(contract["name"])}</h1>'
+        f'<p class="soft">contract revision {contract["revision"]}, <code>{contract["sha256"][:16]}</code>; '
+        f"run {escape(str(report['run']['run_id']))} of {escape(str(report['run']['started']))}; "
+        f"exit code {verdict['exit_code']}</p>" + (f"<ul>{reasons}</ul>" if reasons else "")
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML already."""
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{top}</tr>{lines}</table></div>'
+
+
+def _profile(row: dict[str, Any], contract: Contract, run: ProfileRun) -> str:
+    profile = contract.profile(row["id"])
+    load, counts = row["load"], row["counts"]
+    outcomes = (
+        ", ".join(f"{count} {status}" for status, count in counts.items() if status != "scheduled") or "no requests"
+    )
+    lead = (
+        f"{counts.get('scheduled', 0)} requests scheduled ({outcomes}); {load['achieved_rps']:g} requests/s and "
+        f"{load['output_tokens_per_s']:g} output tokens/s over {load['measured_s']:g} s; "
+        f"{load['in_flight']['mean']:.1f} open on average."
+    )
+    key = "".join(f'<span class="key" style="background:var(--{name})"></span>{text}' for name, text in LEGEND)
+    figures = "".join(_figure(*plot) for plot in all_plots(contract, profile, run))
+    return (
+        f'<h2><span class="verdict {row["status"]}">{row["status"]}</span>{escape(row["id"])}</h2><p>{escape(lead)}</p>'
+        + _objectives(row["objectives"])
+        + f'<p class="soft">Phases:{key}</p><div class="plots">{figures}</div>'
+        + _figure("The ten worst requests", "From when they were due, failed ones first.", waterfalls(run.records))
+        + _details(row)
+    )
+
+
+def _figure(title: str, text: str, svg: str) -> str:
+    return f"<figure><h3>{escape(title)}</h3><figcaption>{escape(text)}</figcaption>{svg}</figure>"
+
+
+def _objectives(objectives: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for item in objectives:
+        low, high = item["interval"]
+        missed = ", ".join(f"{count} {cause}" for cause, count in sorted(item["misses"].items())) or "none"
+        rows.append(
+            (
+                escape(item["id"]),
+                escape(limit_text(item)),
+                escape(value_text(item)),
+                f"{low:g} to {high:g}" if low is not None and high is not None else "",
+                f"{escape(missed)} of {item['n']}" if item["bounds"] else "",
+                escape(compliance_text(item)),
+                escape((item["dominant_phase"] or "").replace("_", " ")),
+                f'<b class="{item["status"]}-text">{item["status"]}</b>',
+            )
+        )
+    head = ("objective", "limit", "measured", "interval", "misses", "compliance", "late because of", "verdict")
+    return _table(head, rows)
+
+
+def _details(row: dict[str, Any]) -> str:
+    marks = {True: "ok", False: '<b class="INVALID-text">broken</b>', None: "not available"}
+    checks = _table(
+        ("check", "", "found"), ((escape(c["name"]), marks[c["ok"]], escape(c["text"])) for c in row["checks"])
+    )
+    columns = ("n", "p50", "p90", "p95", "p99", "max")
+    spread = _table(
+        ("of requests that ended ok", *columns),
+        (
+            (escape(name), *("" if values[column] is None else f"{values[column]:g}" for column in columns))
+            for name, values in row["distributions"].items()
+        ),
+    )
+    is_open = " open" if any(check["ok"] is False for check in row["checks"]) else ""
+    return (
+        f"<details{is_open}><summary>Is the measurement to be trusted?</summary>{checks}</details>"
+        f"<details><summary>Distributions</summary>{spread}</details>"
+    )
+
+
+def _facts(report: dict[str, Any]) -> str:
+    facts = {**report["identity"], **report["environment"]}
+    facts.pop("checks", None)
+    packages = facts.pop("packages", {})
+    rows = [(name.replace("_", " "), value) for name, value in facts.items() if value is not None]
+    rows.append(("packages", ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))))
+    rows.append(("salt", report["run"]["salt"]))
+    shown = ((escape(name), f"<code>{escape(str(value))}</code>") for name, value in rows)
+    meaning = ((escape(name), escape(text)) for name, text in report["definitions"].items())
+    return (
+        f"<h2>Identity</h2>{_table(('fact', 'value'), shown)}"
+        f"<details><summary>Definitions</summary>{_table(('metric', 'meaning'), meaning)}</details>"
+    )

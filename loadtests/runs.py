@@ -1,0 +1,190 @@
+"""A run on disk: from options to a folder, from a folder to a verdict. Shared by the campaign and the Locust file.
+
+OUT/contract.toml   the contract, verbatim         OUT/raw.jsonl     the merged records
+OUT/raw/P.N.jsonl   profile P, worker N            OUT/report.json, OUT/report.html
+"""
+
+import json
+import os
+import platform
+import secrets
+import shutil
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from loadtests.binomial import samples_needed
+from loadtests.contract import Contract, Objective, Profile
+from loadtests.contract_toml import load_contract
+from loadtests.fields import InvalidContract
+from loadtests.metrics import METRICS, RATE, RATIO
+from loadtests.page import write_page
+from loadtests.prompts import Counter, build_prompts
+from loadtests.records import merge, read_run
+from loadtests.report import build_report, write_report
+from loadtests.schedule import Slot, build_schedule
+from loadtests.target import is_local
+from loadtests.verdict import Verdict, judge
+from tritonforge.release import Release, file_digest
+
+PACKAGES = ("locust", "gevent", "grpcio", "tritonclient", "tokenizers", "protobuf")
+
+
+@dataclass
+class Run:
+    """What a run needs before it starts. `server` collects the target's counters by profile."""
+
+    contract_path: Path
+    contract: Contract
+    out: Path
+    url: str
+    tokenizer: Path
+    release: Release | None
+    salt: str
+    run_id: str
+    profiles: tuple[str, ...]
+    started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    server: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def prepare(
+        cls,
+        *,
+        contract: str | Path,
+        out: str | Path,
+        url: str,
+        release: str | Path | None = None,
+        tokenizer: str | Path | None = None,
+        profile: str | None = None,
+        salt: str | None = None,
+        run_id: str | None = None,
+    ) -> "Run":
+        """Read and check everything a run depends on, before any load.
+
+        Raises InvalidContract for a contract that breaks a rule or can decide nothing, NotFound and ReleaseMismatch
+        for a release that is not what its manifest says.
+        """
+        parsed = load_contract(contract)
+        selected = [parsed.profile(profile)] if profile else list(parsed.profiles)
+        for chosen in selected:
+            lint(parsed, chosen)
+        opened = Release.open(release) if release else None
+        if tokenizer is None and opened is not None:
+            tokenizer = opened.model_repository / "tokenizer" / "1" / "tokenizer.json"
+        if tokenizer is None:
+            raise InvalidContract("prompts need the tokenizer of what is served: give --release or --tokenizer")
+        return cls(
+            contract_path=Path(contract),
+            contract=parsed,
+            out=Path(out),
+            url=url,
+            tokenizer=Path(tokenizer),
+            release=opened,
+            salt=salt if salt is not None else secrets.token_hex(4),
+            run_id=run_id or secrets.token_hex(6),
+            profiles=tuple(chosen.id for chosen in selected),
+        )
+
+    def prompts(self, profile: Profile, slots: list[Slot]) -> list[str]:
+        """The prompts of some slots of a profile, counted by the release's tokenizer."""
+        return build_prompts(slots, seed=profile.data_seed, salt=self.salt, count=Counter(self.tokenizer))
+
+    def create_folder(self) -> None:
+        """An empty run folder with a copy of the contract. An earlier run's records in it are removed, nothing else."""
+        shutil.rmtree(self.out / "raw", ignore_errors=True)
+        (self.out / "raw").mkdir(parents=True, exist_ok=True)
+        for name in ("raw.jsonl", "report.json", "report.html", "locust.log"):
+            (self.out / name).unlink(missing_ok=True)
+        if self.contract_path.resolve() != (self.out / "contract.toml").resolve():
+            shutil.copyfile(self.contract_path, self.out / "contract.toml")
+
+    def header(self, target: dict[str, Any]) -> dict[str, Any]:
+        """The campaign line of raw.jsonl: what was measured, with what, and where."""
+        manifest = self.release.manifest if self.release else {}
+        return {
+            "run_id": self.run_id,
+            "started": self.started,
+            "contract_sha256": self.contract.sha256,
+            "profiles": list(self.profiles),
+            "salt": self.salt,
+            "identity": {
+                **target,
+                "url": self.url,
+                "release": manifest.get("name"),
+                "release_digest": manifest.get("digest"),
+                "tokenizer_sha256": file_digest(self.tokenizer),
+            },
+            "environment": environment(self.url),
+        }
+
+    def conclude(self, target: dict[str, Any]) -> Verdict:
+        """Merge the shards of this run, judge them and write the reports."""
+        merge(self.out, self.header(target), self.profiles, self.server)
+        return recompute(self.out / "raw.jsonl", self.contract)
+
+
+def recompute(raw: Path, contract: Contract) -> Verdict:
+    """The verdict of a raw file, with report.json and report.html written beside it. The same file, the same bytes."""
+    run = read_run(raw)
+    verdict = judge(contract, run)
+    report = build_report(contract, run, verdict)
+    write_report(raw.parent / "report.json", report)
+    write_page(raw.parent / "report.html", report, contract, run)
+    return verdict
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    """The report that was written into a run folder."""
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+def lint(contract: Contract, profile: Profile) -> None:
+    """Refuse, by name, an objective that the profile's schedule cannot decide even if no request misses."""
+    slots = [slot for slot in build_schedule(profile) if slot.measured]
+    for objective in profile.objectives:
+        needed = shortest(contract, objective)
+        scope = [slot for slot in slots if objective.phase in (None, slot.phase)]
+        if len(scope) < needed:
+            rule = f"needs at least {needed} requests to be decided, its schedule has {len(scope)}"
+            raise InvalidContract(f"{profile.id}.{objective.id} {rule}; make the phase longer or the claim weaker")
+        if objective.metric in ("tpot_ms", "max_stall_ms") and profile.output_tokens.min < 2:
+            raise InvalidContract(f"{profile.id}.{objective.id} needs output_tokens of at least 2, got 1")
+
+
+def shortest(contract: Contract, objective: Objective) -> int:
+    """The fewest requests that can decide an objective, if none of them misses."""
+    kind = METRICS[objective.metric].kind
+    if kind == RATE:
+        return 1
+    share = objective.quantile
+    if kind == RATIO:
+        share = objective.ge if objective.ge is not None else round(1 - objective.le, 12)
+    return samples_needed(0, share, contract.statistics.confidence)
+
+
+def environment(url: str) -> dict[str, Any]:
+    """The machine the client ran on. Facts for the reader; the verdict does not use them."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "client_same_host": is_local(url),
+        "packages": versions,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

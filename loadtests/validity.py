@@ -1,0 +1,253 @@
+"""Is the measurement to be trusted? Checks of records against schedule, contract limits and the server's own account.
+
+The verdict calls `check_profile`; a broken check makes a profile INVALID, whatever its numbers say. Pure functions.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from loadtests import metrics
+from loadtests.contract import Contract, Profile
+from loadtests.records import NOT_ISSUED, OK, ProfileRun, Record, ShardReport
+from loadtests.schedule import build_schedule, schedule_sha256
+
+EARLY_NS = 1_000_000
+IN_FLIGHT_SLACK = 0.5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of the measurement: `text` says what was found and, when it is broken, which rule it broke.
+
+    `ok` is None when the check had nothing to look at, which breaks nothing.
+    """
+
+    name: str
+    ok: bool | None
+    text: str
+
+
+def check_profile(contract: Contract, profile: Profile, run: ProfileRun) -> tuple[Check, ...]:
+    """All checks of one profile's measurement, in a fixed order."""
+    checks = [
+        _load_was_issued(run),
+        _workers_all_reported(run),
+        _records_match_schedule(profile, run),
+        _records_are_consistent(run),
+        _guard_not_reached(profile, run),
+    ]
+    for check in (_sent_on_time, _client_had_cpu, _message_rate, _issued_ratio, _in_flight, _counters, _model_version):
+        checks.append(check(contract, run))
+    checks += _server_account(contract, run)
+    return tuple(checks)
+
+
+def check_identity(contract: Contract, header: dict) -> tuple[Check, ...]:
+    """Is what was measured what the contract speaks of? A fact that is expected but unknown is a mismatch."""
+    found, expect = header.get("identity", {}), contract.target.expect
+    checks = [_equal("contract", contract.sha256, header.get("contract_sha256"))]
+    for name in ("release_digest", "server_version"):
+        wanted = getattr(expect, name)
+        if wanted is not None:
+            checks.append(_equal(name, wanted, found.get(name)))
+    return tuple(checks)
+
+
+def _equal(name: str, wanted: str, found: str | None) -> Check:
+    same = wanted == found
+    return Check(name, same, f"{name} is {found}" + ("" if same else f", the contract says {wanted}"))
+
+
+def _limit(name: str, what: str, value: float, limit: float, *, at_least: bool = False) -> Check:
+    """A check of `value` against its limit: at most `limit`, or at least."""
+    ok = value >= limit if at_least else value <= limit
+    side = "at least" if at_least else "at most"
+    return Check(name, ok, f"{what} {value:.6g}" + ("" if ok else f", must be {side} {limit:g}"))
+
+
+def _issued(run: ProfileRun) -> list[Record]:
+    return [record for record in run.records if record.sent_ns is not None]
+
+
+def _load_was_issued(run: ProfileRun) -> Check:
+    measured = sum(record.measured for record in _issued(run))
+    return Check(
+        "load", measured > 0, f"{measured} measured requests were issued" + ("" if measured else ": empty run")
+    )
+
+
+def _workers_all_reported(run: ProfileRun) -> Check:
+    """Each shard has exactly one end line, of a finished walk, and as many records as it says."""
+    records = Counter(record.shard for record in run.records)
+    expected = max((shard.of for shard in run.shards), default=1)
+    seen = Counter(shard.shard for shard in run.shards)
+    lost = [shard for shard in range(expected) if seen[shard] != 1]
+    foreign = sorted(set(records) - set(seen))
+    cut = [shard.shard for shard in run.shards if records[shard.shard] != shard.requests or shard.of != expected]
+    stopped = [shard.shard for shard in run.shards if not shard.finished]
+    for shards, problem in (
+        (lost, "have no end line, or two: a worker was lost"),
+        (foreign, "have records but no end line: a worker was lost"),
+        (cut, "do not hold the records they say"),
+        (stopped, "were stopped before the end of the schedule"),
+    ):
+        if shards:
+            return Check("workers", False, f"shards {shards} of {expected} {problem}")
+    return Check("workers", True, f"{expected} of {expected} workers reported to the end")
+
+
+def _records_match_schedule(profile: Profile, run: ProfileRun) -> Check:
+    """Every slot of the schedule has exactly one record, with its time, phase and lengths; nothing else exists."""
+    slots = {slot.index: slot for slot in build_schedule(profile)}
+    wanted = schedule_sha256(list(slots.values()))
+    if any(shard.schedule_sha256 != wanted for shard in run.shards):
+        return Check("schedule", False, "a worker walked another schedule than the contract's")
+    counts = Counter(record.index for record in run.records)
+    twice = [index for index, count in counts.items() if count > 1]
+    missing, foreign = sorted(set(slots) - set(counts)), sorted(set(counts) - set(slots))
+    for found, problem in ((twice, "recorded twice"), (missing, "without a record"), (foreign, "of no slot")):
+        if found:
+            return Check("schedule", False, f"{len(found)} requests {problem}, the first is {min(found)}")
+    for record in run.records:
+        slot = slots[record.index]
+        found = (record.scheduled_ns, record.phase, record.measured, record.prompt_tokens, record.output_tokens)
+        if found != (slot.at_ns, slot.phase, slot.measured, slot.prompt_tokens, slot.output_tokens):
+            return Check("schedule", False, f"request {record.index} is not the one its slot describes")
+    return Check("schedule", True, f"{len(slots)} slots, one record each, sha256 {wanted[:12]}")
+
+
+def _contradiction(record: Record) -> str | None:
+    """Why a record cannot be true, or None."""
+    if record.sent_ns is None:
+        return None if record.status == NOT_ISSUED and not record.chunks else "was never sent but has an outcome"
+    times = [record.sent_ns, *(at for at, _ in record.chunks)]
+    if record.end_ns is None or sorted([*times, record.end_ns]) != [*times, record.end_ns]:
+        return "has times that run backwards"
+    if record.sent_ns < record.scheduled_ns - EARLY_NS:
+        return "was sent before it was due"
+    if any(count < 1 for _, count in record.chunks):
+        return "has a response with tokens that has no token"
+    if record.status == OK and record.received_tokens != record.output_tokens:
+        return f"is ok with {record.received_tokens} of {record.output_tokens} tokens"
+    return None
+
+
+def _records_are_consistent(run: ProfileRun) -> Check:
+    for record in run.records:
+        problem = _contradiction(record)
+        if problem:
+            return Check("records", False, f"request {record.index} {problem}")
+    return Check("records", True, f"{len(run.records)} records agree with themselves")
+
+
+def _guard_not_reached(profile: Profile, run: ProfileRun) -> Check:
+    dropped = sum(record.status == NOT_ISSUED for record in run.records)
+    rule = f": {profile.client.max_in_flight} requests (max_in_flight) were open" if dropped else ""
+    return Check("max_in_flight", not dropped, f"{dropped} requests were not issued{rule}")
+
+
+def _sent_on_time(contract: Contract, run: ProfileRun) -> Check:
+    delays = [metrics.client_delay_ns(record) for record in _issued(run) if record.measured]
+    timers = [lag for shard in run.shards for lag in shard.lag_ns]
+    worst = max(metrics.percentile_ns(delays, 0.99) or 0, metrics.percentile_ns(timers, 0.99) or 0)
+    limit = contract.measurement.schedule_lag_p99_ms
+    return _limit("lag", "p99 of how late the client sent, or woke up, in ms:", worst / 1e6, limit)
+
+
+def _client_had_cpu(contract: Contract, run: ProfileRun) -> Check:
+    share = max((shard.cpu_ns / shard.wall_ns for shard in run.shards if shard.wall_ns), default=0.0)
+    limit = contract.measurement.client_cpu_max
+    return _limit("client_cpu", "share of one core the busiest worker used:", share, limit)
+
+
+def _message_rate(contract: Contract, run: ProfileRun) -> Check:
+    per_second = Counter((r.shard, at // 1_000_000_000) for r in run.records for at, _ in r.chunks)
+    limit = contract.measurement.messages_per_s_max
+    return _limit("messages", "responses in a worker's busiest second:", max(per_second.values(), default=0), limit)
+
+
+def _issued_ratio(contract: Contract, run: ProfileRun) -> Check:
+    measured = [record for record in run.records if record.measured]
+    issued = sum(record.sent_ns is not None for record in measured)
+    ratio = issued / len(measured) if measured else 0.0
+    return _limit("issued", "issued over scheduled:", ratio, contract.measurement.issued_ratio_min, at_least=True)
+
+
+def mean_in_flight(shard: ShardReport) -> float | None:
+    """Time-weighted mean of the live counter's samples; None with fewer than two."""
+    if len(shard.in_flight) < 2:
+        return None
+    pairs = list(itertools.pairwise(shard.in_flight))
+    area = sum((later[0] - earlier[0]) * earlier[1] for earlier, later in pairs)
+    return area / (shard.in_flight[-1][0] - shard.in_flight[0][0])
+
+
+def _in_flight(contract: Contract, run: ProfileRun) -> Check:
+    """Little's law: what a live counter saw open must be what the records say was open."""
+    worst, limit = 0.0, contract.measurement.in_flight_mismatch_max
+    for shard in run.shards:
+        seen = mean_in_flight(shard)
+        if seen is None or not shard.wall_ns:
+            continue
+        own = [r for r in run.records if r.shard == shard.shard and r.sent_ns is not None and r.end_ns is not None]
+        recorded = sum(r.end_ns - r.sent_ns for r in own) / shard.wall_ns
+        worst = max(worst, (abs(seen - recorded) - IN_FLIGHT_SLACK) / max(seen, recorded, 1e-9))
+    return _limit("in_flight", "relative difference of open requests, counted live and recorded:", max(worst, 0), limit)
+
+
+def _counters(contract: Contract, run: ProfileRun) -> Check:
+    """The server counted at least all ok requests, and at most all issued, where a failed one may count twice."""
+    if not run.server:
+        return Check("counters", None, "the server offers no counters")
+    before, after = run.server["before"], run.server["after"]
+    counted = sum(after.values()) - sum(before.values())
+    ok = sum(record.status == OK for record in run.records)
+    issued = len(_issued(run))
+    tolerance = contract.measurement.counter_mismatch_max
+    good = ok * (1 - tolerance) <= counted <= (2 * issued - ok) * (1 + tolerance)
+    text = f"the server counted {counted} requests, the client issued {issued}, {ok} ok"
+    return Check("counters", good, text + ("" if good else ": somebody else used it, or requests were lost"))
+
+
+def _model_version(contract: Contract, run: ProfileRun) -> Check:
+    found = sorted({record.model_version for record in run.records if record.model_version})
+    wanted = contract.target.expect.model_version
+    good = len(found) <= 1 if wanted is None else found == [wanted]
+    rule = "" if good else ", must be one version" + (f": {wanted}" if wanted else "")
+    return Check("model_version", good, f"answers came from version {', '.join(found) or 'unknown'}{rule}")
+
+
+def _server_account(contract: Contract, run: ProfileRun) -> Iterator[Check]:
+    """Token counts, phases and cache use that the server reports with each answer, against what the client saw."""
+    limits = contract.measurement
+    ok = [record for record in run.records if record.status == OK and record.measured]
+    told = [record for record in run.records if record.statistics is not None and record.measured]
+    if not ok and not told:
+        yield Check("statistics", None, "no request ended ok")
+        return
+
+    def share(rule: Callable[[Record], bool]) -> float:
+        return sum(map(rule, told)) / len(told) if told else 0.0
+
+    matched = sum(record.statistics is not None for record in ok) / len(ok) if ok else 1.0
+    yield _limit("statistics", "share of ok answers with them:", matched, limits.statistics_matched_min, at_least=True)
+    wrong_prompt = share(lambda r: r.statistics["prompt_tokens"] != r.prompt_tokens)
+    yield _limit("prompt_tokens", "share the server counts otherwise:", wrong_prompt, limits.prompt_token_mismatch_max)
+    wrong_output = share(lambda r: r.statistics["completion_tokens"] != r.received_tokens)
+    yield _limit("output_tokens", "share the server counts otherwise:", wrong_output, limits.output_token_mismatch_max)
+    prompt = sum(record.prompt_tokens for record in told)
+    cached = sum(record.statistics["cached_tokens"] for record in told) / prompt if prompt else 0.0
+    yield _limit("prefix_cache", "share of prompt tokens from the cache:", cached, limits.prefix_cached_max)
+    impossible = share(lambda r: _impossible(r, limits.residual_min_ms))
+    rule = f"share of answers whose server phases exceed what the client saw by over {-limits.residual_min_ms:g} ms:"
+    yield _limit("phases", rule, impossible, limits.residual_violations_max)
+
+
+def _impossible(record: Record, residual_min_ms: float) -> bool:
+    """True when the server's phases are negative, or add up to more than the client waited."""
+    if any(value < 0 for value in record.statistics.values()):
+        return True
+    residuals = (metrics.residual_ttft_ns(record), metrics.residual_e2e_ns(record))
+    return any(residual is not None and residual < residual_min_ms * 1e6 for residual in residuals)
