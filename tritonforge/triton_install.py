@@ -37,9 +37,11 @@ class TritonInstall:
         return (f"--backend-directory={run_dir / 'backends'}",) if self.links else ()
 
     def environment(self, run_dir: Path) -> dict[str, str]:
-        """The process environment: this interpreter first on PATH (the stub finds its packages by it), no bytecode
-        written, so that a release stays as it was built."""
-        environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+        """The process environment: this interpreter is first on PATH, by which the stub finds its packages.
+
+        The stub's own Python is isolated: no PYTHON... variable reaches it, so it does write __pycache__ folders.
+        """
+        environment = dict(os.environ)
         if self.links:
             inherited = os.environ.get("LD_LIBRARY_PATH")
             folders = [*map(str, self.library_path), str(run_dir / "lib"), *([inherited] if inherited else [])]
