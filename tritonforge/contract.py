@@ -82,7 +82,9 @@ class ServedModel:
 
 TOKENIZER = ServedModel("tokenizer", (TEXT_INPUT,), (INPUT_IDS,), max_batch_size=64, dynamic_batching=True)
 DECODER = ServedModel("decoder", DECODER_INPUTS, DECODER_OUTPUTS, max_batch_size=1, decoupled=True)
-LLM = ServedModel("llm", (TEXT_INPUT,), DECODER_OUTPUTS, max_batch_size=1, decoupled=True, steps=("tokenizer", "decoder"))
+LLM = ServedModel(
+    "llm", (TEXT_INPUT,), DECODER_OUTPUTS, max_batch_size=1, decoupled=True, steps=("tokenizer", "decoder")
+)
 SERVED_MODELS = {model.name: model for model in (TOKENIZER, DECODER, LLM)}
 
 
@@ -97,7 +99,9 @@ def render_config(model: ServedModel) -> str:
     if model.dynamic_batching:
         parts.append("dynamic_batching { }")
     if model.steps:
-        parts.append("ensemble_scheduling {\n" + "".join(_render_step(SERVED_MODELS[name]) for name in model.steps) + "}")
+        parts.append(
+            "ensemble_scheduling {\n" + "".join(_render_step(SERVED_MODELS[name]) for name in model.steps) + "}"
+        )
     else:
         parts.append("instance_group [ { count: 1, kind: KIND_CPU } ]")
     return "\n".join(parts) + "\n"

@@ -32,9 +32,11 @@ class DecoderConfig:
         """Raises NotFound when there is no file, ReleaseMismatch when it lacks a key or has an unknown one."""
         if not path.is_file():
             raise NotFound(f"decoder configuration {path} does not exist")
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
         if set(values) != set(cls.__dataclass_fields__):
-            raise ReleaseMismatch(f"{path.name} must have the keys {sorted(cls.__dataclass_fields__)}, got {sorted(values)}")
+            raise ReleaseMismatch(
+                f"{path.name} must have the keys {sorted(cls.__dataclass_fields__)}, got {sorted(values)}"
+            )
         return cls(
             engine=values["engine"],
             engine_config=values["engine_config"],

@@ -47,7 +47,9 @@ Sink = Callable[["Generation", Delta], None]
 class Generation:
     """One request on its way through the loop: what was asked, its scheduler state, its text and its times."""
 
-    def __init__(self, key: int, asked: GenerateRequest, request: Request, decode: Decode, sink: Sink, now_ns: int) -> None:
+    def __init__(
+        self, key: int, asked: GenerateRequest, request: Request, decode: Decode, sink: Sink, now_ns: int
+    ) -> None:
         self.key = key
         self.asked = asked
         self.request = request
@@ -186,18 +188,22 @@ class EngineLoop:
         plan = self._scheduler.schedule()
         self._stamp_scheduled(plan)
         try:
-            logits = self._engine.step([_sequence(work.request, work.num_new_tokens, work.samples) for work in plan.work])
+            tokens = self._compute(plan)
         except EngineFailure as error:
             log.exception("a step of %d requests failed", len(plan.work))
             for work in plan.work:
                 self._fail(self._generations[work.request.key], error)
             return
-        sampling = [work.request for work in plan.work if work.samples]
-        params = [self._generations[request.key].asked.sampling for request in sampling]
-        tokens = sample(logits, params, [len(request.output_ids) for request in sampling])
         now = self._clock_ns()
         for event in self._scheduler.commit(plan, tokens):
             self._emit(self._generations[event.request.key], event, now)
+
+    def _compute(self, plan: StepPlan) -> list[int]:
+        """The only slow part: the engine's step, and one sampled token for each work that samples."""
+        logits = self._engine.step([_sequence(work.request, work.num_new_tokens, work.samples) for work in plan.work])
+        sampling = [work.request for work in plan.work if work.samples]
+        params = [self._generations[request.key].asked.sampling for request in sampling]
+        return sample(logits, params, [len(request.output_ids) for request in sampling])
 
     def _stamp_scheduled(self, plan: StepPlan) -> None:
         now = self._clock_ns()

@@ -8,22 +8,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tritonforge.errors import EngineFailure
 from tritonforge.request import SamplingParams
 
 GROUP = 128
 """Elements per group when a row is searched through group maxima or sums instead of sorted."""
 
+MAX_SCALE = 1e30
+"""Largest 1 / temperature; beyond it a float32 product would overflow, and only the largest logit is left long before."""
+
 
 def sample(logits: np.ndarray, params: Sequence[SamplingParams], indices: Sequence[int]) -> list[int]:
     """One token id a row of `logits` [rows, vocab_size] float32; `indices` are the tokens' indices in their answers.
 
-    Rows that are not greedy may be overwritten: a copy of each would cost more than the rest of the work.
+    Rows that are not greedy may be overwritten: a copy of each would cost more than the rest of the work. Raises
+    EngineFailure when a row's largest logit is no number.
     """
-    if all(one.temperature == 0.0 for one in params):
-        return logits.argmax(axis=1).tolist()
+    best = logits.argmax(axis=1)
+    finite = np.isfinite(logits[np.arange(len(best)), best])
+    if not finite.all():
+        raise EngineFailure(f"the engine computed logits that are no numbers, in row {int(np.argmin(finite))}")
     return [
-        int(row.argmax()) if one.temperature == 0.0 else _draw(row, one, index)
-        for row, one, index in zip(logits, params, indices, strict=True)
+        greedy if one.temperature == 0.0 else _draw(row, one, index)
+        for greedy, row, one, index in zip(best.tolist(), logits, params, indices, strict=True)
     ]
 
 
@@ -50,7 +57,7 @@ def _draw(row: np.ndarray, params: SamplingParams, index: int) -> int:
 def _unnormalised_softmax(row: np.ndarray, temperature: float) -> np.ndarray:
     """exp((row - max) / temperature), in place: the largest weight is 1."""
     np.subtract(row, row.max(), out=row)
-    np.multiply(row, np.float32(1.0 / temperature), out=row)
+    np.multiply(row, np.float32(min(1.0 / temperature, MAX_SCALE)), out=row)
     return np.exp(row, out=row)
 
 
@@ -93,5 +100,7 @@ def inverse_cdf(weights: np.ndarray, u: float) -> int:
     before = totals[group - 1] if group else 0.0
     inside = before + np.cumsum(weights[starts[group] : starts[group] + GROUP], dtype=np.float64)
     # Rounding may leave the group's own sum a little short of the target: then its last positive weight is meant.
-    offset = min(int(np.searchsorted(inside, target, side="right")), int(np.flatnonzero(np.diff(inside, prepend=before))[-1]))
+    offset = min(
+        int(np.searchsorted(inside, target, side="right")), int(np.flatnonzero(np.diff(inside, prepend=before))[-1])
+    )
     return int(starts[group]) + offset

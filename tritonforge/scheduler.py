@@ -64,7 +64,9 @@ class Scheduler:
     def _check_room(self, request: Request) -> None:
         free_seats = self.config.max_num_seqs - len(self.running)
         if len(self.waiting) >= self.config.max_waiting + free_seats:
-            raise Overloaded(f"the queue is full: {len(self.waiting)} requests wait, max_waiting is reached; retry later")
+            raise Overloaded(
+                f"the queue is full: {len(self.waiting)} requests wait, max_waiting is reached; retry later"
+            )
         tokens = self._waiting_tokens + len(request.prompt_ids)
         if self.waiting and tokens > self.config.max_waiting_tokens:
             raise Overloaded(

@@ -33,9 +33,9 @@ class Tokenizer:
             raise NotFound(f"tokenizer file {path} does not exist")
         self._tokenizer = FastTokenizer.from_file(str(path))
         template = path.with_name("chat_template.jinja")
-        self._template = _compile_template(template.read_text()) if template.is_file() else None
+        self._template = _compile_template(template.read_text(encoding="utf-8")) if template.is_file() else None
         config = path.with_name("tokenizer_config.json")
-        self._special = _special_tokens(json.loads(config.read_text())) if config.is_file() else {}
+        self._special = _special_tokens(json.loads(config.read_text(encoding="utf-8"))) if config.is_file() else {}
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, with the special tokens that this tokenizer puts around a plain prompt, if any."""
@@ -73,7 +73,9 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """The tokens that templates refer to by name; a token is a string, or an object that holds it as `content`."""
     tokens = {name: config.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     return {
-        name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items() if token is not None
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in tokens.items()
+        if token is not None
     }
 
 

@@ -30,5 +30,10 @@ class Timeline:
         first_token = now_ns if self.first_token_ns is None else self.first_token_ns
         last_token = first_token if self.last_token_ns is None else self.last_token_ns
         first_emit = now_ns if self.first_emit_ns is None else self.first_emit_ns
-        spans = (scheduled - self.arrived_ns, first_token - scheduled, first_emit - first_token, last_token - first_token)
+        spans = (
+            scheduled - self.arrived_ns,
+            first_token - scheduled,
+            first_emit - first_token,
+            last_token - first_token,
+        )
         return {name: span // 1000 for name, span in zip(PHASES, spans, strict=True)}

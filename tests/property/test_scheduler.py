@@ -52,7 +52,9 @@ def simulate(workload: list[Job], num_blocks: int, max_num_seqs: int, budget: in
     config = SchedulerConfig(max_num_seqs, max(budget, max_num_seqs), max_waiting=64, max_waiting_tokens=4096)
     scheduler = Scheduler(config, BlockManager(num_blocks, BLOCK_SIZE))
     stops = frozenset({STOP_TOKEN})
-    requests = [Request(i, job.prompt, job.max_tokens, stops if job.stops else frozenset()) for i, job in enumerate(workload)]
+    requests = [
+        Request(i, job.prompt, job.max_tokens, stops if job.stops else frozenset()) for i, job in enumerate(workload)
+    ]
     for step in range(5000):
         for job, request in zip(workload, requests, strict=True):
             if job.arrives_at == step:
@@ -71,7 +73,9 @@ def run_step(scheduler: Scheduler, engine: SimulatedEngine, budget: int) -> None
     assert plan.work or not scheduler.has_work or plan.preempted, "work is waiting, and the step computes nothing"
     sequences = [
         SequenceStep(
-            work.request.tokens(work.request.num_computed_tokens, work.request.num_computed_tokens + work.num_new_tokens),
+            work.request.tokens(
+                work.request.num_computed_tokens, work.request.num_computed_tokens + work.num_new_tokens
+            ),
             work.request.num_computed_tokens,
             work.request.block_table,
             int(work.samples),
@@ -83,7 +87,9 @@ def run_step(scheduler: Scheduler, engine: SimulatedEngine, budget: int) -> None
 
 
 @settings(max_examples=300, deadline=None)
-@given(workload=jobs, num_blocks=st.integers(MAX_LEN // BLOCK_SIZE, 40), seats=st.integers(1, 8), budget=st.integers(1, 40))
+@given(
+    workload=jobs, num_blocks=st.integers(MAX_LEN // BLOCK_SIZE, 40), seats=st.integers(1, 8), budget=st.integers(1, 40)
+)
 def test_batching_never_changes_tokens(workload, num_blocks, seats, budget):
     batched = simulate(workload, num_blocks, seats, budget)
     for job, request in zip(workload, batched, strict=True):
