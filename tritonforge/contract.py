@@ -82,9 +82,7 @@ class ServedModel:
 
 TOKENIZER = ServedModel("tokenizer", (TEXT_INPUT,), (INPUT_IDS,), max_batch_size=64, dynamic_batching=True)
 DECODER = ServedModel("decoder", DECODER_INPUTS, DECODER_OUTPUTS, max_batch_size=1, decoupled=True)
-LLM = ServedModel(
-    "llm", (TEXT_INPUT,), DECODER_OUTPUTS, max_batch_size=1, decoupled=True, steps=("tokenizer", "decoder")
-)
+LLM = ServedModel("llm", (TEXT_INPUT,), DECODER_OUTPUTS, max_batch_size=1, steps=("tokenizer", "decoder"))
 SERVED_MODELS = {model.name: model for model in (TOKENIZER, DECODER, LLM)}
 
 
@@ -94,7 +92,7 @@ def render_config(model: ServedModel) -> str:
     parts = [f'name: "{model.name}"', kind, f"max_batch_size: {model.max_batch_size}"]
     parts += [_render_tensor("input", tensor) for tensor in model.inputs]
     parts += [_render_tensor("output", tensor) for tensor in model.outputs]
-    if model.decoupled and not model.steps:
+    if model.decoupled:
         parts.append("model_transaction_policy { decoupled: true }")
     if model.dynamic_batching:
         parts.append("dynamic_batching { }")

@@ -1,7 +1,7 @@
 """EngineLoop: the one thread that owns the scheduler and the engine.
 
-Other threads only put messages in its inbox. Every request submitted is answered through its sink, in order, and exactly
-once with a final delta: stop, length, cancelled or error, also when it is refused and when the loop dies.
+Other threads only put messages in its inbox. Every request submitted is answered through its sink, in order, and
+exactly once with a final delta: stop, length, cancelled or error, also when it is refused and when the loop dies.
 """
 
 import logging
@@ -47,10 +47,8 @@ Sink = Callable[["Generation", Delta], None]
 class Generation:
     """One request on its way through the loop: what was asked, its scheduler state, its text and its times."""
 
-    def __init__(
-        self, key: int, asked: GenerateRequest, request: Request, decode: Decode, sink: Sink, now_ns: int
-    ) -> None:
-        self.key = key
+    def __init__(self, asked: GenerateRequest, request: Request, decode: Decode, sink: Sink, now_ns: int) -> None:
+        self.key = request.key
         self.asked = asked
         self.request = request
         self.text = TextStream(decode, asked.stop)
@@ -103,7 +101,7 @@ class EngineLoop:
         self._thread.start()
 
     def submit(self, asked: GenerateRequest, sink: Sink) -> int:
-        """Hand over a request from any thread and return its key. Raises Overloaded when the loop takes no more work."""
+        """Hand over a request from any thread, return its key. Raises Overloaded when the loop takes no more work."""
         if self._refusal is not None:
             raise Overloaded(self._refusal)
         if asked.sampling.seed is None and asked.sampling.temperature > 0.0:
@@ -111,7 +109,7 @@ class EngineLoop:
         key = next(self._keys)
         stops = frozenset() if asked.ignore_eos else self._stop_token_ids
         request = Request(key, asked.prompt_ids, asked.max_tokens, stops)
-        generation = Generation(key, asked, request, self._decode, sink, self._clock_ns())
+        generation = Generation(asked, request, self._decode, sink, self._clock_ns())
         self._post(lambda: self._add(generation))
         return key
 

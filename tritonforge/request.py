@@ -171,8 +171,8 @@ _IN_RANGE = {
 class Request:
     """A request inside the scheduler: what it owes is num_tokens - num_computed_tokens.
 
-    `key` is unique in the process (a client's request_id need not be). Preemption sets num_computed_tokens back to 0 and
-    drops the blocks; the tokens stay, so nothing already answered changes.
+    `key` is unique in the process (a client's request_id need not be). Preemption sets num_computed_tokens back to 0
+    and drops the blocks; the tokens stay, so nothing already answered changes.
     """
 
     key: int

@@ -15,7 +15,7 @@ GROUP = 128
 """Elements per group when a row is searched through group maxima or sums instead of sorted."""
 
 MAX_SCALE = 1e30
-"""Largest 1 / temperature; beyond it a float32 product would overflow, and only the largest logit is left long before."""
+"""Largest 1 / temperature; beyond it a float32 product would overflow; only the largest logit is left long before."""
 
 
 def sample(logits: np.ndarray, params: Sequence[SamplingParams], indices: Sequence[int]) -> list[int]:
@@ -67,16 +67,14 @@ def top_k(row: np.ndarray, k: int) -> np.ndarray:
     The k-th largest group maximum bounds the k-th largest element from below, so few elements are left to sort.
     """
     maxima = np.maximum.reduceat(row, np.arange(0, len(row), GROUP))
-    if k <= len(maxima):
-        candidates = np.flatnonzero(row >= np.partition(maxima, -k)[-k])
-    else:
-        candidates = np.arange(len(row))
+    bound = np.partition(maxima, -k)[-k] if k <= len(maxima) else row.min()
+    candidates = np.flatnonzero(row >= bound)
     order = np.argsort(-row[candidates], kind="stable")[:k]
     return np.sort(candidates[order])
 
 
 def top_p(weights: np.ndarray, p: float) -> np.ndarray:
-    """Indices of the nucleus, in index order: the fewest largest weights whose share reaches `p` (Holtzman et al. 2020).
+    """Indices of the nucleus (Holtzman et al. 2020), in index order: the fewest largest weights with a share of `p`.
 
     `weights` [n] are unnormalised, the largest is 1; all that equal the smallest weight of the nucleus belong to it.
     Only the weights over a threshold are sorted; a lower one is tried when they do not hold the nucleus.

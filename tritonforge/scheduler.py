@@ -1,7 +1,7 @@
 """The Scheduler: which tokens of which requests the next step computes. Pure: values in, values out.
 
-There are no phases, only progress (after vLLM v1): a request owes num_tokens - num_computed_tokens, and each step spends
-a token budget on what is owed, running requests first. So a long prompt is chunked and mixed with decodes, and a
+There are no phases, only progress (after vLLM v1): a request owes num_tokens - num_computed_tokens, and each step
+spends a token budget on what is owed, running requests first. So a long prompt is chunked and mixed with decodes, and a
 preempted request simply owes its tokens again. The engine loop is the only caller.
 """
 
@@ -65,13 +65,13 @@ class Scheduler:
         free_seats = self.config.max_num_seqs - len(self.running)
         if len(self.waiting) >= self.config.max_waiting + free_seats:
             raise Overloaded(
-                f"the queue is full: {len(self.waiting)} requests wait, max_waiting is reached; retry later"
+                f"the queue is full: {len(self.waiting)} requests wait, max_waiting is {self.config.max_waiting}"
             )
         tokens = self._waiting_tokens + len(request.prompt_ids)
         if self.waiting and tokens > self.config.max_waiting_tokens:
             raise Overloaded(
                 f"the queue is full: {tokens} prompt tokens would wait, max_waiting_tokens is "
-                f"{self.config.max_waiting_tokens}; retry later"
+                f"{self.config.max_waiting_tokens}"
             )
 
     def schedule(self) -> StepPlan:

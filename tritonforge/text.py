@@ -1,7 +1,7 @@
 """Text in and out: the tokenizer, the chat template, incremental detokenization and stop strings.
 
 The tokenizer model encodes with it, the engine loop turns new token ids into text deltas with it. It knows nothing of
-scheduling or Triton. Detokenization is a pure function of the last ids, so no tokenizer state can leak between requests.
+scheduling or Triton. Detokenization is a pure function of the last ids, so no state can leak between requests.
 """
 
 import json

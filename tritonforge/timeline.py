@@ -1,4 +1,4 @@
-"""When one request passed from phase to phase, in integer nanoseconds of one monotonic clock, and what that amounts to."""
+"""When one request passed from phase to phase, in integer nanoseconds of one monotonic clock."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Timeline:
         self.last_token_ns = now_ns
 
     def phases_us(self, now_ns: int) -> dict[str, int]:
-        """Durations of contract.PHASES in microseconds; a phase that a request never reached or left ends at `now_ns`."""
+        """Durations of contract.PHASES in microseconds; a phase that a request never left ends at `now_ns`."""
         scheduled = now_ns if self.scheduled_ns is None else self.scheduled_ns
         first_token = now_ns if self.first_token_ns is None else self.first_token_ns
         last_token = first_token if self.last_token_ns is None else self.last_token_ns

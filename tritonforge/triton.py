@@ -1,7 +1,7 @@
 """The only file that knows pb_utils: Triton requests in, Triton responses out, for the model.py files.
 
-A ResponseStream is one request's way out. The loop hands it deltas; the Emitter's thread merges what is pending and sends
-it, so that a slow send never delays a step; the CancelPoller's thread asks Triton whether the client has left.
+A ResponseStream is one request's way out. The loop hands it deltas; the Emitter's thread merges what is pending and
+sends it, so that a slow send never delays a step; the CancelPoller's thread asks Triton whether the client has left.
 """
 
 import json
@@ -23,7 +23,7 @@ from tritonforge.loop import Delta, Generation
 log = logging.getLogger(__name__)
 
 CANCEL_POLL_S = 0.1
-"""Pause between two rounds of asking; a question takes about a millisecond of waiting, so it is never asked per token."""
+"""Pause between two rounds of asking; a question takes about a millisecond, so it is never asked per token."""
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 

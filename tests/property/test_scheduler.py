@@ -67,21 +67,17 @@ def simulate(workload: list[Job], num_blocks: int, max_num_seqs: int, budget: in
     raise AssertionError("the workload did not end: the scheduler makes no progress")
 
 
+def sequence_step(work) -> SequenceStep:
+    start = work.request.num_computed_tokens
+    token_ids = work.request.tokens(start, start + work.num_new_tokens)
+    return SequenceStep(token_ids, start, work.request.block_table, int(work.samples))
+
+
 def run_step(scheduler: Scheduler, engine: SimulatedEngine, budget: int) -> None:
     plan = scheduler.schedule()
     assert plan.num_tokens <= budget
     assert plan.work or not scheduler.has_work or plan.preempted, "work is waiting, and the step computes nothing"
-    sequences = [
-        SequenceStep(
-            work.request.tokens(
-                work.request.num_computed_tokens, work.request.num_computed_tokens + work.num_new_tokens
-            ),
-            work.request.num_computed_tokens,
-            work.request.block_table,
-            int(work.samples),
-        )
-        for work in plan.work
-    ]
+    sequences = [sequence_step(work) for work in plan.work]
     scheduler.commit(plan, engine.step(sequences).argmax(axis=1).tolist())
     scheduler.check_invariants()
 
