@@ -10,62 +10,19 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from queue import Empty, SimpleQueue
 
 from tritonforge.engines.base import Engine, SequenceStep
 from tritonforge.errors import EngineFailure, Overloaded, TritonForgeError
+from tritonforge.generation import Delta, Generation, Sink
 from tritonforge.request import FinishReason, GenerateRequest, Request, StepPlan, TokenEvent
 from tritonforge.sampling import sample
 from tritonforge.scheduler import Scheduler
-from tritonforge.text import Decode, TextStream
-from tritonforge.timeline import Timeline
+from tritonforge.text import Decode
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What a request's answer gained. A final one has a finish reason; `error` says why when that is ERROR."""
-
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    finish_reason: FinishReason | None = None
-    error: TritonForgeError | None = None
-
-    @property
-    def final(self) -> bool:
-        """Whether the answer ends here."""
-        return self.finish_reason is not None
-
-
-Sink = Callable[["Generation", Delta], None]
-"""Takes a delta off the loop's hands at once; it is called by the loop's thread and must not block."""
-
-
-class Generation:
-    """One request on its way through the loop: what was asked, its scheduler state, its text and its times."""
-
-    def __init__(self, asked: GenerateRequest, request: Request, decode: Decode, sink: Sink, now_ns: int) -> None:
-        self.key = request.key
-        self.asked = asked
-        self.request = request
-        self.text = TextStream(decode, asked.stop)
-        self.timeline = Timeline(now_ns)
-        self.sink = sink
-        self.unsent: list[int] = []  # token ids whose text is not complete yet
-
-    def statistics(self, now_ns: int) -> dict[str, int]:
-        """Usage, phase durations and counts under their contract names, as of `now_ns`."""
-        return {
-            "prompt_tokens": len(self.request.prompt_ids),
-            "completion_tokens": len(self.request.output_ids),
-            "cached_tokens": self.request.num_cached_tokens,
-            **self.timeline.phases_us(now_ns),
-            "decode_steps": self.timeline.decode_steps,
-            "preemptions": self.request.preemptions,
-        }
 
 
 class EngineLoop:

@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 
 from tritonforge.contract import FINISH_REASON, STATISTICS, TEXT_OUTPUT, TOKEN_IDS
 from tritonforge.errors import STATUS, EngineFailure, InvalidRequest, TritonForgeError
-from tritonforge.loop import Delta, Generation
+from tritonforge.generation import Delta, Generation
 
 log = logging.getLogger(__name__)
 

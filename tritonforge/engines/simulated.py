@@ -1,7 +1,7 @@
 """The simulated engine: deterministic logits without a model, for tests of everything above an engine.
 
 It keeps token ids where a real engine keeps keys and values, and computes logits from what it reads back through the
-block table. So a wrong block table, a block given to two requests, or a stale prefix changes tokens, as it really would.
+block table. So a wrong block table, a block given to two requests, or a stale prefix changes tokens, as for real.
 """
 
 from collections.abc import Sequence
