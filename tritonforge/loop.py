@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Runs requests on `engine` in steps planned by `scheduler`; see the module docstring for its promise."""
+    """Runs requests on `engine` in steps planned by `scheduler`; see the module docstring for its promise.
+
+    Other threads may read the scheduler's counts, and nothing else of it.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class EngineLoop:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._engine = engine
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._decode = decode
         self._stop_token_ids = stop_token_ids
         self._on_death = on_death
@@ -99,16 +102,6 @@ class EngineLoop:
         self._thread.join()
         return drained
 
-    @property
-    def num_free_blocks(self) -> int:
-        """KV blocks that no request holds; read from any thread, for observation."""
-        return self._scheduler.blocks.num_free
-
-    @property
-    def num_unfinished(self) -> int:
-        """Requests that wait or run; read from any thread, for observation."""
-        return len(self._generations)
-
     def _post(self, message: Callable[[], None]) -> None:
         """Put a message in the inbox; when the thread is gone, the caller answers it, so that none is lost."""
         self._inbox.put(message)
@@ -126,10 +119,10 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                if not self._scheduler.has_work:
+                if not self.scheduler.has_work:
                     self._inbox.get()()
                 self._handle_messages()
-                if self._scheduler.has_work:
+                if self.scheduler.has_work:
                     self.step()
         except BaseException as error:
             self._die(error)
@@ -140,7 +133,7 @@ class EngineLoop:
 
     def step(self) -> None:
         """Schedule, compute, sample, commit, and pass on what happened."""
-        plan = self._scheduler.schedule()
+        plan = self.scheduler.schedule()
         self._stamp_scheduled(plan)
         try:
             tokens = self._compute(plan)
@@ -150,7 +143,7 @@ class EngineLoop:
                 self._fail(self._generations[work.request.key], error)
             return
         now = self._clock_ns()
-        for event in self._scheduler.commit(plan, tokens):
+        for event in self.scheduler.commit(plan, tokens):
             self._emit(self._generations[event.request.key], event, now)
 
     def _compute(self, plan: StepPlan) -> list[int]:
@@ -174,7 +167,7 @@ class EngineLoop:
         text = generation.text.push(event.token_id, final=reason is not None)
         if generation.text.stopped:
             reason = FinishReason.STOP
-            self._scheduler.finish(generation.request, reason)
+            self.scheduler.finish(generation.request, reason)
         if text or reason is not None:
             self._send(generation, text, reason)
 
@@ -193,17 +186,17 @@ class EngineLoop:
         try:
             if self._refusal is not None:
                 raise Overloaded(self._refusal)
-            self._scheduler.add(generation.request)
+            self.scheduler.add(generation.request)
         except TritonForgeError as error:
             self._send(generation, "", FinishReason.ERROR, error)
 
     def _cancel(self, generation: Generation | None) -> None:
         if generation is not None:
-            self._scheduler.finish(generation.request, FinishReason.CANCELLED)
+            self.scheduler.finish(generation.request, FinishReason.CANCELLED)
             self._send(generation, generation.text.push(None, final=True), FinishReason.CANCELLED)
 
     def _fail(self, generation: Generation, error: TritonForgeError) -> None:
-        self._scheduler.finish(generation.request, FinishReason.ERROR)
+        self.scheduler.finish(generation.request, FinishReason.ERROR)
         self._send(generation, "", FinishReason.ERROR, error)
 
     def _note_idle(self) -> None:

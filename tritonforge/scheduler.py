@@ -43,7 +43,19 @@ class Scheduler:
         self.blocks = blocks
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.num_generated_tokens = 0
+        self.num_preemptions = 0
         self._waiting_tokens = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the running batch."""
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self.waiting)
 
     @property
     def has_work(self) -> bool:
@@ -121,6 +133,7 @@ class Scheduler:
 
     def _append(self, request: Request, token_id: int) -> TokenEvent:
         request.output_ids.append(token_id)
+        self.num_generated_tokens += 1
         reason = None
         if token_id in request.stop_token_ids:
             reason = FinishReason.STOP
@@ -153,6 +166,7 @@ class Scheduler:
         self.blocks.release(request.block_table)
         request.num_computed_tokens = request.num_published_blocks = 0
         request.preemptions += 1
+        self.num_preemptions += 1
         self._enqueue(request, front=True)
 
     def _enqueue(self, request: Request, *, front: bool) -> None:

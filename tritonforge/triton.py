@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,17 @@ import triton_python_backend_utils as pb_utils
 from tritonforge.contract import FINISH_REASON, STATISTICS, TEXT_OUTPUT, TOKEN_IDS
 from tritonforge.errors import STATUS, EngineFailure, InvalidRequest, TritonForgeError
 from tritonforge.generation import Delta, Generation
+from tritonforge.loop import EngineLoop
+from tritonforge.metrics import FAMILIES, MetricFamily
 
 log = logging.getLogger(__name__)
 
-CANCEL_POLL_S = 0.1
-"""Pause between two rounds of asking; a question takes about a millisecond, so it is never asked per token."""
+CANCEL_POLL_S = 0.005
+"""Pause between two questions to Triton, each about one stream: a question costs about as much as sending a token, so
+their rate is bounded, whatever the number of streams."""
+
+REPORT_S = 0.1
+"""Pause between two updates of the metrics."""
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -173,19 +178,53 @@ class Emitter:
                 log.exception("a response could not be sent")
 
 
+class MetricsReporter:
+    """One thread that copies the loop's counts to Triton's metrics port a few times a second."""
+
+    def __init__(self, loop: EngineLoop, labels: dict[str, str]) -> None:
+        self._loop = loop
+        self._registered = [_register(family) for family in FAMILIES]  # a family that is let go of disappears
+        self._metrics = [
+            (family, registered.Metric(labels=labels))
+            for family, registered in zip(FAMILIES, self._registered, strict=True)
+        ]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics-reporter", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(REPORT_S):
+            for family, metric in self._metrics:
+                value = family.read(self._loop)
+                if family.kind == "gauge":
+                    metric.set(value)
+                else:
+                    metric.increment(value - metric.value())
+
+
+def _register(family: MetricFamily) -> Any:
+    kind = {"gauge": pb_utils.MetricFamily.GAUGE, "counter": pb_utils.MetricFamily.COUNTER}[family.kind]
+    return pb_utils.MetricFamily(name=family.name, description=family.help, kind=kind)
+
+
 class CancelPoller:
-    """One thread that asks, for each open stream, whether its client left, and calls `cancel` with the stream's key."""
+    """One thread that asks, for one open stream after the other, whether its client left; then it calls `cancel`."""
 
     def __init__(self, cancel: Callable[[int], None]) -> None:
         self._cancel = cancel
-        self._open: dict[int, ResponseStream] = {}
+        self._open: deque[ResponseStream] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cancel-poller", daemon=True)
         self._thread.start()
 
     def watch(self, stream: ResponseStream) -> None:
         """Ask for `stream` until it is closed."""
-        self._open[stream.key] = stream
+        self._open.append(stream)
 
     def stop(self) -> None:
         """End the thread."""
@@ -194,8 +233,15 @@ class CancelPoller:
 
     def _run(self) -> None:
         while not self._stop.wait(CANCEL_POLL_S):
-            for key, stream in list(self._open.items()):
-                with suppress(pb_utils.TritonModelException):
-                    if stream.closed or stream.is_cancelled():
-                        del self._open[key]
-                        self._cancel(key)
+            while self._open and self._open[0].closed:
+                self._open.popleft()
+            if self._open:
+                self._ask(self._open[0])
+                self._open.rotate(-1)
+
+    def _ask(self, stream: ResponseStream) -> None:
+        try:
+            if stream.is_cancelled():
+                self._cancel(stream.key)
+        except pb_utils.TritonModelException:
+            log.exception("Triton did not say whether request %d is cancelled", stream.key)

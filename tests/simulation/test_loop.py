@@ -118,7 +118,7 @@ def test_random_cancels_lose_no_answer_and_leak_no_block(loop, answers):
     for name in range(200):
         assert answers.final(name).finish_reason in (FinishReason.LENGTH, FinishReason.CANCELLED)
     assert loop.drain(WAIT_S)
-    assert loop.num_free_blocks == NUM_BLOCKS
+    assert loop.scheduler.blocks.num_free == NUM_BLOCKS
 
 
 def test_tokens_and_text_are_those_of_a_lone_request(loop, answers):
@@ -148,7 +148,7 @@ def test_a_stop_string_ends_the_answer_before_it_and_frees_the_blocks(loop, answ
     answers.wait(1)
     assert answers.text("stopped") == whole[: whole.index(whole[5:7])]
     assert answers.final("stopped").finish_reason is FinishReason.STOP
-    assert loop.num_free_blocks == NUM_BLOCKS
+    assert loop.scheduler.blocks.num_free == NUM_BLOCKS
 
 
 def test_cancel_by_request_id_reaches_waiting_and_running_requests(loop, engine, answers):
@@ -198,7 +198,7 @@ def test_a_failed_step_fails_its_requests_only(loop, engine, answers):
     answers.wait(2)
     assert "no memory for the step" in str(answers.final("in the step").error)
     assert answers.final("after it").finish_reason is FinishReason.LENGTH
-    assert loop.num_free_blocks == NUM_BLOCKS
+    assert loop.scheduler.blocks.num_free == NUM_BLOCKS
 
 
 def test_a_dead_loop_answers_all_and_refuses_new_work(engine, answers):

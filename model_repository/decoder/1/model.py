@@ -15,6 +15,7 @@ from tritonforge.request import GenerateRequest
 from tritonforge.triton import (
     CancelPoller,
     Emitter,
+    MetricsReporter,
     ResponseStream,
     error_response,
     load_error,
@@ -37,6 +38,9 @@ class TritonPythonModel:
             raise load_error(error) from None
         self.emitter = Emitter()
         self.poller = CancelPoller(self.decoder.loop.cancel)
+        self.reporter = MetricsReporter(
+            self.decoder.loop, {"model": args["model_name"], "version": args["model_version"]}
+        )
 
     def execute(self, requests):
         for request in requests:
@@ -49,6 +53,7 @@ class TritonPythonModel:
     def finalize(self):
         self.decoder.loop.drain(DRAIN_S)
         self.poller.stop()
+        self.reporter.stop()
         self.emitter.stop()
 
     def _accept(self, request, stream):
