@@ -158,15 +158,17 @@ class Supervisor(threading.Thread):
         return f"the Python stub of pid {', '.join(str(stubs[pidfd]) for pidfd in ended)} died"
 
     def _drain(self, process: TritonProcess, stubs: dict[int, int]) -> None:
-        """SIGTERM: Triton refuses new requests and finishes the running ones. What is left after that is killed."""
+        """Let the running requests finish and Triton exit; what is left when its time is over is killed."""
         self._enter(State.DRAINING)
-        process.terminate()
+        process.drain()
         deadline = time.monotonic() + self._config.drain_timeout_s + UNLOAD_S
-        watched = {process.pidfd, *stubs}
+        watched, drained = {process.pidfd, *stubs}, False
         while process.pidfd in watched and time.monotonic() < deadline and not self._force_asked.is_set():
-            watched -= self._wait(watched, deadline - time.monotonic())
-            if watched == {process.pidfd}:  # without stubs nothing runs any more
-                deadline = min(deadline, time.monotonic() + EXIT_S)
+            watched -= self._wait(watched, POLL_S)
+            if process.drained and not drained:  # Triton may wait on, for an idle HTTP connection
+                drained, deadline = True, min(deadline, time.monotonic() + UNLOAD_S)
+            if watched == {process.pidfd} and stubs:  # without stubs nothing runs any more
+                stubs, deadline = {}, min(deadline, time.monotonic() + EXIT_S)
         process.close()
 
     def _replace(self, process: TritonProcess, cause: str) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tritonforge.drain import VARIABLE, DrainFile
 from tritonforge.errors import EngineFailure
 from tritonforge.ports import Ports, reachable
 from tritonforge.shared_memory import FAMILY, SharedMemory
@@ -68,6 +69,7 @@ class TritonProcess:
         self._folders_before = _backend_folders()
         self._backend_folder: Path | None = None
         self.log_file = config.log_file or self._run_dir / "server.log"
+        self._drain_file = DrainFile(self._run_dir / "drain")
         arguments = [*install.lay_out(self._run_dir), *config.arguments(self._memory.prefix)]
         with open(self.log_file, "ab") as log:
             self._log_start = log.tell()
@@ -76,7 +78,7 @@ class TritonProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=install.environment(self._run_dir),
+                env=install.environment(self._run_dir) | {VARIABLE: str(self._run_dir / "drain")},
                 start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor only, which drains
             )
         self.pidfd = os.pidfd_open(self._process.pid)
@@ -119,15 +121,15 @@ class TritonProcess:
         state = "does not get ready" if code is None else f"ended with code {code}"
         return EngineFailure(f"tritonserver {state}" + (f": {fatal[-1]}" if fatal else f"; its log says: {log[-500:]}"))
 
-    def terminate(self) -> None:
-        """Ask the server to drain: it refuses new requests, finishes the running ones, unloads and exits."""
+    def drain(self) -> None:
+        """Ask the decoder and Triton to refuse new requests and finish the running ones; Triton then exits."""
+        self._drain_file.ask(self.config.drain_timeout_s)
         self._process.terminate()
 
-    def wait(self, timeout: float) -> bool:
-        """Wait until the server ended, at most `timeout` seconds; True if it has."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout)
-        return self._process.returncode is not None
+    @property
+    def drained(self) -> bool:
+        """True once the decoder has handed over every answer. A decoder that does not say so is never drained."""
+        return self._drain_file.done
 
     def note_backend_folder(self) -> None:
         """Remember the folder that the Python backend made in /tmp. Called when the server has just become ready."""

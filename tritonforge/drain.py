@@ -1,0 +1,54 @@
+"""Tells the decoder that the server is about to stop: one file that the supervisor writes and the decoder watches.
+
+Triton alone goes on accepting gRPC requests after SIGTERM while any HTTP connection is open, even an idle one. With
+this the decoder refuses new requests at once, and says when the running ones have ended. Standard library only.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+VARIABLE = "TRITONFORGE_DRAIN_FILE"
+"""Environment variable of tritonserver and its stubs; absent when no supervisor started them."""
+POLL_S = 0.1
+
+
+class DrainFile:
+    """The supervisor's end: `ask` the decoder to drain, then see whether it is `done`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def ask(self, timeout_s: float) -> None:
+        """Ask to refuse new requests, and to cancel what still runs after `timeout_s` seconds."""
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(f"{timeout_s}")
+        partial.rename(self._path)
+
+    @property
+    def done(self) -> bool:
+        """True once the decoder has handed over every answer."""
+        return _done(self._path).exists()
+
+
+def on_drain(drain: Callable[[float], None]) -> None:
+    """The decoder's end: when asked, call `drain` once, with its timeout in seconds, in a thread of its own.
+
+    `drain` returns when every answer was handed over. Nothing happens where no supervisor started the server.
+    """
+    if VARIABLE in os.environ:
+        watch = threading.Thread(target=_watch, args=(Path(os.environ[VARIABLE]), drain), name="drain", daemon=True)
+        watch.start()
+
+
+def _watch(path: Path, drain: Callable[[float], None]) -> None:
+    pause = threading.Event()
+    while not path.exists():
+        pause.wait(POLL_S)
+    drain(float(path.read_text()))
+    _done(path).touch()
+
+
+def _done(path: Path) -> Path:
+    return path.with_suffix(".done")
