@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RELEASE ?= artifacts/releases/smollm2-135m-int8
 
-.PHONY: demo test serve bench release lint environment environment-build preflight clean
+.PHONY: demo test serve release lint environment environment-build preflight clean
 
 demo: environment environment-build
 	.venv/bin/python scripts/demo.py

@@ -1,0 +1,185 @@
+"""The parts of the server that need no tritonserver: ports, restarts, shared memory, what the log says."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tritonforge import drain, shared_memory, triton_install
+from tritonforge.errors import InvalidRequest, NotFound, SetupError
+from tritonforge.ports import Ports, reachable
+from tritonforge.server import Server
+from tritonforge.supervisor import RestartPolicy
+from tritonforge.triton_process import TritonProcess
+
+
+def test_port_zero_becomes_distinct_free_ports():
+    ports = Ports(0, 0, 0).claim("127.0.0.1")
+    assert len({ports.grpc, ports.http, ports.metrics}) == 3 and min(ports.grpc, ports.http, ports.metrics) > 0
+
+
+def test_a_busy_port_is_refused_with_its_role_and_the_option():
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        with pytest.raises(SetupError, match=rf"grpc port {port} of 127.0.0.1: Address already in use; .*--grpc-port"):
+            Ports(port, 0, 0).claim("127.0.0.1")
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(SetupError, match=r"192\.0\.2\.1"):
+        Ports(0, 0, 0).claim("192.0.2.1")
+
+
+@pytest.mark.parametrize("ports", [(-1, 0, 0), (0, 65536, 0), (8000, 8000, 0)])
+def test_impossible_ports_are_refused(ports):
+    with pytest.raises(InvalidRequest):
+        Ports(*ports)
+
+
+@pytest.mark.parametrize(
+    ("address", "host"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]")]
+)
+def test_a_bound_address_is_reachable_as(address, host):
+    assert reachable(address) == host
+
+
+def test_the_first_restart_is_immediate_and_later_ones_wait_longer():
+    policy = RestartPolicy(limit=4, window_s=100, first_delay_s=1, max_delay_s=3)
+    assert [policy.delay_after_death(now) for now in (0, 1, 2, 3)] == [0, 1, 2, 3]
+    assert policy.delay_after_death(4) is None
+
+
+def test_old_deaths_are_forgotten():
+    policy = RestartPolicy(limit=1, window_s=10)
+    assert [policy.delay_after_death(now) for now in (0, 11, 22)] == [0, 0, 0]
+    assert policy.delay_after_death(23) is None
+
+
+@pytest.fixture
+def shm(tmp_path, monkeypatch):
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    monkeypatch.setattr(shared_memory, "SHM", folder)
+    return folder
+
+
+def test_only_own_regions_are_removed(shm, tmp_path):
+    memory = shared_memory.SharedMemory(tmp_path)
+    (shm / f"{memory.prefix}-1").touch()
+    (shm / "tritonforge-another").touch()
+    memory.close()
+    memory.close()
+    assert [path.name for path in shm.iterdir()] == ["tritonforge-another"]
+
+
+def test_a_living_owner_is_not_swept(shm, tmp_path):
+    memory = shared_memory.SharedMemory(tmp_path)
+    region = shm / f"{memory.prefix}-1"
+    region.touch()
+    shared_memory.sweep()
+    assert region.exists()
+    memory.close()
+
+
+def test_what_a_killed_owner_left_is_swept(shm, tmp_path):
+    run_dir = tmp_path / "tritonforge-run"
+    run_dir.mkdir()
+    (run_dir / "server.log").touch()
+    code = (
+        "import os, signal, sys; from pathlib import Path; from tritonforge import shared_memory as s\n"
+        "s.SHM = Path(sys.argv[1]); m = s.SharedMemory(Path(sys.argv[2])); (s.SHM / f'{m.prefix}-1').touch()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, shm, run_dir], check=False, timeout=30)
+    assert len(list(shm.iterdir())) == 2
+    shared_memory.sweep()
+    assert not list(shm.iterdir()) and not run_dir.exists()
+
+
+def test_sweeping_removes_no_folder_that_is_not_a_run_folder(shm, tmp_path):
+    (shm / "tritonforge-x.owner").write_text(str(tmp_path))
+    shared_memory.sweep()
+    assert tmp_path.exists() and not list(shm.iterdir())
+
+
+def log_of(tmp_path: Path, text: str, code: int | None = 1):
+    """What a process says of itself whose log is `text`."""
+    log = tmp_path / "log"
+    log.write_text(text)
+    process = SimpleNamespace(log_file=log, _log_start=0, exit_code=lambda: code)
+    process._log = lambda: TritonProcess._log(process)
+    return TritonProcess.failure(process)
+
+
+def test_a_load_error_is_told_in_one_line_without_its_traceback(tmp_path):
+    text = (
+        'I1130 11:38:43.421422 5700 pb_stub.cc:366] "Failed to initialize Python stub: INVALID_ARGUMENT: x"\n'
+        "E1130 11:38:43.681090 5700 model_lifecycle.cc:642] \"failed to load 'decoder' version 1: Internal: "
+        'INVALID_ARGUMENT: engine/model.bin was changed\\n\\nAt:\\n  /m/decoder/1/model.py(6): initialize\\n"\n'
+        "error: creating server: Internal - failed to load all models\n"
+    )
+    error = log_of(tmp_path, text)
+    assert str(error) == "INTERNAL: model decoder does not load: INVALID_ARGUMENT: engine/model.bin was changed"
+
+
+def test_without_a_load_error_the_last_fatal_line_is_told(tmp_path):
+    text = 'I1130 11:38:43.6 1 a.cc:1] "fine"\nE1130 11:38:43.6 1 main.cc:2] "failed to start HTTP service"\n'
+    assert "ended with code 1: failed to start HTTP service" in str(log_of(tmp_path, text))
+
+
+def test_a_missing_libpython_is_told_with_its_package(monkeypatch):
+    package = triton_install.importlib.util.find_spec("pytriton")
+    if package is None:
+        pytest.skip("the wheel is not installed")
+    monkeypatch.setattr(triton_install, "CONTAINER_BINARY", Path("/nonexistent"))
+    monkeypatch.setattr(triton_install, "find_libpython", lambda: None)
+    with pytest.raises(SetupError, match=rf"{triton_install.LIBPYTHON} is missing; .*libpython{triton_install.PYTHON}"):
+        triton_install.find_triton()
+
+
+def test_numpy_2_is_refused_because_the_stub_would_crash(monkeypatch):
+    monkeypatch.setattr(triton_install, "CONTAINER_BINARY", Path("/nonexistent"))
+    monkeypatch.setattr(triton_install.importlib.metadata, "version", lambda name: "2.1.0")
+    monkeypatch.setattr(triton_install, "find_libpython", lambda: Path("/lib/libpython.so"))
+    with pytest.raises(SetupError, match=r"numpy 2\.1\.0 .*'numpy<2'"):
+        triton_install.find_triton()
+
+
+def test_no_tritonserver_at_all_is_told_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(triton_install, "CONTAINER_BINARY", Path("/nonexistent"))
+    monkeypatch.setattr(triton_install.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(triton_install.shutil, "which", lambda name: None)
+    with pytest.raises(SetupError, match="pip install nvidia-pytriton"):
+        triton_install.find_triton()
+
+
+def test_a_folder_without_a_manifest_is_no_release(tmp_path):
+    with pytest.raises(NotFound, match="no release"):
+        Server(tmp_path)
+
+
+def test_the_decoder_is_told_to_drain_once_and_says_when_it_has(tmp_path, monkeypatch):
+    path = tmp_path / "drain"
+    monkeypatch.setenv(drain.VARIABLE, str(path))
+    asked = drain.threading.Event()
+    timeouts = []
+    drain.on_drain(lambda timeout_s: (timeouts.append(timeout_s), asked.set()))
+    file = drain.DrainFile(path)
+    assert not file.done
+    file.ask(2.5)
+    assert asked.wait(5) and timeouts == [2.5]
+    for _ in range(100):
+        if file.done:
+            break
+        drain.threading.Event().wait(0.02)
+    assert file.done
+
+
+def test_without_a_supervisor_nothing_watches(monkeypatch):
+    monkeypatch.delenv(drain.VARIABLE, raising=False)
+    before = drain.threading.active_count()
+    drain.on_drain(lambda timeout_s: None)
+    assert drain.threading.active_count() == before
