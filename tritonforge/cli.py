@@ -137,9 +137,7 @@ def _add_serve(commands) -> None:
     command.add_argument("--drain-timeout", type=_seconds, default=30.0, metavar="S", help="(default: %(default)g)")
     command.add_argument("--startup-timeout", type=_seconds, default=180.0, metavar="S", help="(default: %(default)g)")
     command.add_argument("--log-file", type=Path, help="keep tritonserver's log here (default: a temporary file)")
-    command.add_argument(
-        "--tritonserver", type=Path, help="the binary (default: the container's or the wheel's)"
-    )
+    command.add_argument("--tritonserver", type=Path, help="the binary (default: the container's or the wheel's)")
     command.set_defaults(run=serve)
 
 
