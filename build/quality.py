@@ -30,7 +30,7 @@ class QualityTooLow(TritonForgeError):
 
 @dataclass
 class Totals:
-    """Sums over predicted tokens: -log p (nats) of reference and model, divergence, and how often the top is the same."""
+    """Sums over predicted tokens: -log p (nats) of reference and model, divergence, equal top tokens."""
 
     tokens: int = 0
     reference_nll: float = 0.0

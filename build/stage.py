@@ -170,15 +170,15 @@ def quiet(log: Path) -> Iterator[None]:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         try:
-            yield
+            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+                yield
         except TritonForgeError:
             raise
         except Exception as error:
             error.add_note(f"what the stage printed lies in {shown(log)}")
             raise
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            file.flush()
             for descriptor, copy in zip((1, 2), kept, strict=True):
                 os.dup2(copy, descriptor)
                 os.close(copy)

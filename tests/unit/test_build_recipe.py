@@ -1,0 +1,161 @@
+"""Recipes: the shipped ones load, and every mistake is refused with the field, the value and the rule."""
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "build"))
+
+import compile as compile_stage  # noqa: E402
+import quality  # noqa: E402
+import target_openvino  # noqa: E402
+from recipe import Recipe  # noqa: E402
+
+from tritonforge.errors import InvalidRecipe  # noqa: E402
+
+SHIPPED = sorted((ROOT / "build/recipes").glob("*.toml"))
+VALID = {
+    "name": "tiny-int8",
+    "checkpoint": {"source": "hub:owner/name"},
+    "weights": {"precision": "int8"},
+    "kv_cache": {"precision": "u8", "block_size": 32, "memory_mib": 64},
+    "limits": {
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+        "max_waiting": 16,
+        "max_waiting_tokens": 4096,
+    },
+    "compile": {"target": "openvino", "properties": {"INFERENCE_PRECISION_HINT": "f32"}},
+    "quality": {"max_perplexity_ratio": 1.05, "max_mean_kl": 0.05, "min_top1_agreement": 0.9},
+}
+MODEL = {"num_layers": 30, "num_kv_heads": 3, "head_size": 64, "max_position_embeddings": 8192, "vocab_size": 49152}
+
+
+def changed(path, value):
+    """VALID with one value set, by dotted path; the value ... removes the key."""
+    data = copy.deepcopy(VALID)
+    *parents, last = path.split(".")
+    section = data
+    for name in parents:
+        section = section[name]
+    if value is ...:
+        del section[last]
+    else:
+        section[last] = value
+    return data
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_recipes_load_under_their_own_name_and_suit_their_target(path):
+    recipe = Recipe.load(path)
+    assert recipe.name == path.stem
+    compile_stage.check_recipe(recipe, MODEL)
+
+
+def test_the_three_precisions_are_shipped():
+    assert {Recipe.load(path).weights.precision for path in SHIPPED} == {"bf16", "int8", "int4"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        ("colour", "red", "colour is not a key of a recipe"),
+        ("weights.bits", 8, "weights.bits is not a key"),
+        ("limits.max_seqs", 8, "limits.max_seqs is not a key"),
+        ("name", ..., "name is missing"),
+        ("limits.max_model_len", ..., "limits.max_model_len is missing"),
+        ("quality", ..., "quality is missing"),
+        ("quality.max_mean_kl", ..., "quality.max_mean_kl is missing"),
+        ("weights", "int8", "weights must be a table, got 'int8'"),
+        ("name", "Has Spaces", "name must match"),
+        ("name", "../evil", "name must match"),
+        ("weights.precision", "int3", "weights.precision must be one of bf16, int8, int4, got 'int3'"),
+        ("kv_cache.precision", "i4", "kv_cache.precision must be one of"),
+        ("compile.target", "tensorrt", "compile.target must be one of openvino, got 'tensorrt'"),
+        ("compile.properties", [], "compile.properties must be dict"),
+        ("limits.max_num_seqs", 0, r"limits.max_num_seqs must be in \[1, 4096\], got 0"),
+        ("limits.max_num_seqs", True, "limits.max_num_seqs must be int, got True"),
+        ("limits.max_num_seqs", 8.0, "limits.max_num_seqs must be int, got 8.0"),
+        ("limits.max_num_seqs", "8", "limits.max_num_seqs must be int, got '8'"),
+        ("kv_cache.memory_mib", -1, "kv_cache.memory_mib must be in"),
+        ("quality.max_mean_kl", float("nan"), "quality.max_mean_kl must be a finite number"),
+        ("quality.min_top1_agreement", 1.5, "quality.min_top1_agreement must be in"),
+        ("limits.max_num_batched_tokens", 4, "max_num_batched_tokens must be at least max_num_seqs"),
+        ("limits.max_waiting_tokens", 512, "max_waiting_tokens must be at least max_model_len"),
+    ],
+)
+def test_a_mistake_is_refused_with_field_value_and_rule(path, value, complaint):
+    with pytest.raises(InvalidRecipe, match=complaint):
+        Recipe.from_dict(changed(path, value))
+
+
+def test_an_integer_will_do_for_a_number_but_stays_no_boolean():
+    assert Recipe.from_dict(changed("quality.max_mean_kl", 1)).quality.max_mean_kl == 1.0
+    with pytest.raises(InvalidRecipe):
+        Recipe.from_dict(changed("quality.max_mean_kl", True))
+
+
+def test_a_file_that_is_missing_or_no_toml_is_refused_in_one_line(tmp_path):
+    with pytest.raises(InvalidRecipe, match="no recipe at"):
+        Recipe.load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("name = \n")
+    with pytest.raises(InvalidRecipe, match="not valid TOML"):
+        Recipe.load(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("properties", "complaint"),
+    [
+        ({"CACHE_DIR": "/tmp"}, "compile.properties.CACHE_DIR must be one of"),
+        ({"INFERENCE_PRECISION_HINT": "fp32"}, "INFERENCE_PRECISION_HINT must be one of"),
+        ({"INFERENCE_NUM_THREADS": -1}, r"INFERENCE_NUM_THREADS must be in \[0, 4096\], got -1"),
+        ({"DYNAMIC_QUANTIZATION_GROUP_SIZE": True}, "DYNAMIC_QUANTIZATION_GROUP_SIZE must be in"),
+    ],
+)
+def test_properties_that_the_engine_does_not_take_are_refused(properties, complaint):
+    with pytest.raises(InvalidRecipe, match=complaint):
+        target_openvino.check_recipe(Recipe.from_dict(changed("compile.properties", properties)))
+
+
+def test_the_kernel_of_openvino_has_one_block_size():
+    with pytest.raises(InvalidRecipe, match=r"kv_cache.block_size must be 32 for the openvino target, got 16"):
+        target_openvino.check_recipe(Recipe.from_dict(changed("kv_cache.block_size", 16)))
+
+
+def test_a_context_beyond_the_model_is_refused():
+    recipe = Recipe.from_dict(changed("limits.max_model_len", 1024))
+    with pytest.raises(InvalidRecipe, match=r"max_position_embeddings \(512\), got 1024"):
+        compile_stage.check_recipe(recipe, {**MODEL, "max_position_embeddings": 512})
+
+
+def test_a_memory_budget_too_small_for_one_sequence_says_how_much_it_takes():
+    """1,024 tokens are 32 blocks of 437,760 bytes: 13.36 MiB."""
+    with pytest.raises(InvalidRecipe, match=r"kv_cache.memory_mib must be at least 14 .* got 13"):
+        compile_stage.check_recipe(Recipe.from_dict(changed("kv_cache.memory_mib", 13)), MODEL)
+    compile_stage.check_recipe(Recipe.from_dict(changed("kv_cache.memory_mib", 14)), MODEL)
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("u8", 437_760), ("f16", 737_280), ("f32", 1_474_560)])
+def test_bytes_of_a_kv_block_are_known_before_compiling(precision, expected):
+    """u8 of SmolLM2: 30 layers x 3 heads x (40 x 64 for keys + 32 x 72 for values), as the compiled model shows it."""
+    recipe = Recipe.from_dict(changed("kv_cache.precision", precision))
+    assert target_openvino.estimate_bytes_per_block(recipe, MODEL) == expected
+
+
+def test_decoder_json_carries_the_recipe_to_the_decoder():
+    recipe = Recipe.from_dict(VALID)
+    config = compile_stage.decoder_config(recipe, {**MODEL, "stop_token_ids": [0, 2]}, 77)
+    assert config["engine"] == "openvino" and config["stop_token_ids"] == [0, 2]
+    assert config["engine_config"]["num_blocks"] == 77 and config["engine_config"]["vocab_size"] == 49152
+    assert config["scheduler"] == {name: VALID["limits"][name] for name in config["scheduler"]}
+
+
+def test_every_figure_beyond_its_limit_is_named():
+    limits = Recipe.from_dict(VALID).quality
+    quality.check({"perplexity_ratio": 1.05, "mean_kl": 0.05, "top1_agreement": 0.9}, limits)
+    with pytest.raises(quality.QualityTooLow, match=r"ratio must be at most 1.05, got 1.2; mean_kl .* got 0.3; top1"):
+        quality.check({"perplexity_ratio": 1.2, "mean_kl": 0.3, "top1_agreement": 0.1}, limits)
