@@ -1,0 +1,72 @@
+"""Contestant: the engine loop in this process, without Triton. Usage: engine_loop.py RELEASE WORKLOAD [KEY=VALUE ...]
+
+KEY=VALUE sets an OpenVINO property, or max_num_batched_tokens, to other than the release's value: that is how a
+recipe's defaults were chosen.
+"""
+
+import statistics
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.workload import Figures, Prompt, Workload
+from tritonforge.blocks import BlockManager
+from tritonforge.decoder import DecoderConfig, load_engine
+from tritonforge.loop import EngineLoop
+from tritonforge.release import Release
+from tritonforge.request import GenerateRequest
+from tritonforge.scheduler import Scheduler
+from tritonforge.text import Tokenizer
+
+
+def load(release: str, changes: dict[str, str]) -> EngineLoop:
+    """The loop that the decoder of `release` would run, with `changes`."""
+    folder = Release.open(release).model_repository / "decoder" / "1"
+    config = DecoderConfig.read(folder / "decoder.json")
+    scheduler = config.scheduler
+    if "max_num_batched_tokens" in changes:
+        scheduler = replace(scheduler, max_num_batched_tokens=int(changes.pop("max_num_batched_tokens")))
+    properties = config.engine_config["properties"] | changes
+    engine = load_engine(config.engine, folder / "engine", config.engine_config | {"properties": properties})
+    blocks = BlockManager(engine.spec.num_blocks, engine.spec.block_size)
+    return EngineLoop(engine, Scheduler(scheduler, blocks), Tokenizer(folder).decode)
+
+
+def run(loop: EngineLoop, prompts: list[Prompt], max_tokens: int) -> tuple[float, list]:
+    """Submit all prompts at once; return the seconds until the last answer ended, and the timelines."""
+    ended = threading.Semaphore(0)
+    timelines = []
+
+    def sink(generation, delta):
+        if delta.final:
+            timelines.append(generation.timeline)
+            ended.release()
+
+    start = time.perf_counter()
+    for prompt in prompts:
+        loop.submit(GenerateRequest(tuple(prompt.token_ids), max_tokens, ignore_eos=True, stream=True), sink)
+    for _ in prompts:
+        ended.acquire()
+    return time.perf_counter() - start, timelines
+
+
+def main() -> None:
+    release, workload_file, *changes = sys.argv[1:]
+    workload = Workload.read(Path(workload_file))
+    loop = load(release, dict(change.split("=", 1) for change in changes))
+    loop.start()
+    run(loop, workload.warmup, workload.max_tokens // 4)
+    seconds, _ = run(loop, workload.batch, workload.max_tokens)
+    single = [run(loop, [prompt], workload.max_tokens)[1][0] for prompt in workload.single]
+    loop.drain(0)
+    Figures(
+        tokens_per_s=len(workload.batch) * workload.max_tokens / seconds,
+        tpot_ms=statistics.median((t.last_token_ns - t.first_token_ns) / t.decode_steps for t in single) / 1e6,
+        ttft_ms=statistics.median(t.first_token_ns - t.arrived_ns for t in single) / 1e6,
+    ).print()
+
+
+if __name__ == "__main__":
+    main()
