@@ -55,24 +55,27 @@ class Walk:
     def run(self) -> None:
         """Walk, drain, record. The writer is closed whatever happens; only a whole walk is marked finished."""
         finished = False
-        cpu = time.process_time_ns()
-        self._t0 = time.perf_counter_ns()
-        probe = gevent.spawn(self._probe)
-        try:
-            with _no_garbage_collection():
+        with _no_garbage_collection():
+            cpu, self._t0 = time.process_time_ns(), time.perf_counter_ns()
+            probe = gevent.spawn(self._probe)
+            try:
                 self._issue()
                 self._drain()
-            finished = True
-        finally:
-            probe.kill()
-            self._end_all(Ending(CENSORED, "STOPPED", "the run was stopped while the request was open"))
-            self._writer.finish(
-                finished=finished,
-                wall_ns=time.perf_counter_ns() - self._t0,
-                cpu_ns=time.process_time_ns() - cpu,
-                lag_ns=self._lag_ns,
-                in_flight=self._samples,
-            )
+                finished = True
+            finally:
+                probe.kill()
+                self._close(cpu, finished=finished)
+
+    def _close(self, cpu_before: int, *, finished: bool) -> None:
+        """End and record what is still open, then write the end line with this worker's health."""
+        self._end_all(Ending(CENSORED, "STOPPED", "the run was stopped while the request was open"))
+        self._writer.finish(
+            finished=finished,
+            wall_ns=time.perf_counter_ns() - self._t0,
+            cpu_ns=time.process_time_ns() - cpu_before,
+            lag_ns=self._lag_ns,
+            in_flight=self._samples,
+        )
 
     def progress(self) -> str:
         """One line for people: seconds, recorded, open."""
@@ -148,22 +151,22 @@ class Walk:
             cancel(self._channel, request_id)
 
     def _probe(self) -> None:
-        client = self._profile.client
-        due = self._t0
         while True:
-            due += round(PROBE_S * 1e9)
-            gevent.sleep(max(0.0, (due - time.perf_counter_ns()) / 1e9))
+            due = time.perf_counter_ns() + round(PROBE_S * 1e9)
+            gevent.sleep(PROBE_S)
             now = time.perf_counter_ns()
             self._lag_ns.append(now - due)
             self._samples.append((now - self._t0, len(self._open)))
-            due = max(due, now - round(PROBE_S * 1e9))
             for stream in list(self._open.values()):
-                if not stream.sent_ns:
-                    continue
-                if now - stream.last_ns > client.idle_gap_s * 1e9:
-                    self._stop(stream, Ending(TIMEOUT, "IDLE_GAP", f"no response for {client.idle_gap_s:g} s"))
-                elif now - stream.sent_ns > client.deadline_s * 1e9:
-                    self._stop(stream, Ending(TIMEOUT, "DEADLINE", f"not finished after {client.deadline_s:g} s"))
+                if stream.sent_ns:
+                    self._watch(stream, now)
+
+    def _watch(self, stream: Stream, now: int) -> None:
+        client = self._profile.client
+        if now - stream.last_ns > client.idle_gap_s * 1e9:
+            self._stop(stream, Ending(TIMEOUT, "IDLE_GAP", f"no response for {client.idle_gap_s:g} s"))
+        elif now - stream.sent_ns > client.deadline_s * 1e9:
+            self._stop(stream, Ending(TIMEOUT, "DEADLINE", f"not finished after {client.deadline_s:g} s"))
 
 
 @contextlib.contextmanager

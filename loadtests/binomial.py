@@ -64,14 +64,34 @@ def samples_needed(misses: int, quantile: float, confidence: float) -> int:
 
 
 def _float_at_most(n: int, m: int, p: float) -> float:
-    """P(X <= m) in floating point, by log-gamma; for printed bounds only."""
+    """P(X <= m) in floating point, for printed bounds only: the incomplete beta function I(1 - p; n - m, m + 1)."""
     if m >= n or p <= 0:
         return 1.0
     if m < 0 or p >= 1:
         return 0.0
-    log_n, log_p, log_q = math.lgamma(n + 1), math.log(p), math.log1p(-p)
-    logs = [log_n - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * log_p + (n - k) * log_q for k in range(m + 1)]
-    return min(1.0, math.fsum(math.exp(value) for value in logs))
+    a, b, x = n - m, m + 1, 1 - p
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta_fraction(b, a, p)
+    return _beta_fraction(a, b, x)
+
+
+def _beta_fraction(a: int, b: int, x: float) -> float:
+    """I(x; a, b) by its continued fraction (Lentz), which converges fast for x below its mean."""
+    tiny = 1e-300
+    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
+    value = d
+    for k in range(1, 1000):
+        for numerator in (
+            k * (b - k) * x / ((a + 2 * k - 1) * (a + 2 * k)),
+            -(a + k) * (a + b + k) * x / ((a + 2 * k) * (a + 2 * k + 1)),
+        ):
+            d = 1 / ((1 + numerator * d) or tiny)
+            c = (1 + numerator / c) or tiny
+            value *= c * d
+        if abs(c * d - 1) < 1e-14:
+            break
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    return math.exp(log_front) * value / a
 
 
 def _solve(function, target: float) -> float:

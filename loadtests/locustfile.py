@@ -23,7 +23,7 @@ if ROOT not in sys.path:
 import gevent
 import locust.stats
 from locust import LoadTestShape, User, constant, events, task
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import STATE_MISSING, MasterRunner, WorkerRunner
 
 from loadtests.session import BARRIER_S, Judge, Walker, run_of
 from tritonforge.errors import ReleaseMismatch, SetupError, TritonForgeError
@@ -40,12 +40,15 @@ locust.stats.bucket_response_time = three_digits
 
 
 class Test:
-    """The test this process is in. `given` is a worker's share, as its master sent it; `over` ends the test."""
+    """The test this process is in; `over` ends it. `given` is a worker's share, as its master sent it.
+
+    `waiting_for` holds the workers (by id) whose shards a master still waits for, until `deadline`.
+    """
 
     walker: Walker | None = None
     judge: Judge | None = None
     given: ClassVar[dict] = {}
-    waiting_for: ClassVar[set[int]] = set()
+    waiting_for: ClassVar[dict[str, int]] = {}
     deadline = float("inf")
     over = False
 
@@ -91,12 +94,12 @@ def refuse(error: TritonForgeError) -> int:
 
 @events.test_start.add_listener
 def on_test_start(environment, **_) -> None:
-    Test.over, Test.walker, Test.judge = False, None, None
+    Test.over, Test.walker, Test.judge, environment.process_exit_code = False, None, None, None
     try:
         begin(environment)
     except TritonForgeError as error:
         environment.process_exit_code = refuse(error)
-        Test.over = True
+        Test.over, Test.judge = True, None
 
 
 def begin(environment) -> None:
@@ -115,17 +118,23 @@ def begin(environment) -> None:
         Test.walker = Walker(environment, run)
         return
     workers = [client.id for client in runner.clients.ready]
-    Test.waiting_for = set(range(len(workers)))
+    Test.waiting_for = {client_id: shard for shard, client_id in enumerate(workers)}
     Test.deadline = time.monotonic() + Test.judge.deadline_s()
     common = {"out": str(run.out), "salt": run.salt, "run_id": run.run_id, "of": len(workers)}
-    for shard, client_id in enumerate(workers):
+    for client_id, shard in Test.waiting_for.items():
         share = {**common, "shard": shard, "start_at": time.time() + BARRIER_S}
         runner.send_message(SHARD, share, client_id)
 
 
 def on_done(environment, msg, **_) -> None:
-    Test.waiting_for.discard(msg.data["shard"])
+    Test.waiting_for.pop(msg.node_id, None)
     Test.over = not Test.waiting_for
+
+
+def some_worker_is_left(runner: MasterRunner) -> bool:
+    """False when every worker that still owes its shard is gone: nothing more will come."""
+    states = {client.id: client.state for client in runner.clients.all}
+    return any(states.get(client_id, STATE_MISSING) != STATE_MISSING for client_id in Test.waiting_for)
 
 
 class Arrivals(User):
@@ -149,15 +158,18 @@ class Arrivals(User):
 class Schedule(LoadTestShape):
     """Ends the test when the schedule is over. One user a worker; the arrivals' rate is the contract's."""
 
+    count = 1
+
     def tick(self) -> tuple[int, float] | None:
         if Test.over or time.monotonic() > Test.deadline:
             return None
         runner = self.runner
-        count = max(1, len(runner.clients.ready)) if isinstance(runner, MasterRunner) and not Test.judge else self.count
-        self.count = count
-        return count, float(count)
-
-    count = 1
+        if isinstance(runner, MasterRunner):
+            if Test.judge is None:
+                self.count = max(1, len(runner.clients.ready))
+            elif not some_worker_is_left(runner):
+                return None
+        return self.count, float(self.count)
 
 
 @events.test_stop.add_listener
@@ -165,7 +177,7 @@ def on_test_stop(environment, **_) -> None:
     if isinstance(environment.runner, WorkerRunner):
         return
     judge, Test.judge, Test.over, Test.deadline = Test.judge, None, False, float("inf")
-    if judge is None or environment.process_exit_code == 5:
+    if judge is None:
         return
     try:
         environment.process_exit_code = judge.finish()

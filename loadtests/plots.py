@@ -150,15 +150,12 @@ def _spans(record: Record) -> list[tuple[str, int, int]]:
 
 def all_plots(contract: Contract, profile: Profile, run: ProfileRun) -> list[tuple[str, str, str]]:
     """(title, what it shows, SVG) of each plot of a profile."""
-    found = [
-        (
-            f"{o.id}: {o.metric.removesuffix('_ms')}",
-            "Share of issued requests, with its confidence band.",
-            ecdf(contract, o, run.records),
-        )
-        for o in duration_objectives(profile)
-    ]
-    found.append(("Where TTFT goes", "Mean of each percentile bin, by phase.", ttft_split(run.records)))
-    found.append(("Open requests", "Shaded: not measured. Red: did not end ok.", in_flight(profile, run.records)))
-    found.append(("Client lag", "How late each request was sent.", client_lag(contract, profile, run.records)))
+    records, found = run.records, []
+    for objective in duration_objectives(profile):
+        name = objective.metric.removesuffix("_ms").replace("_", " ")
+        text = f"Share of issued requests within it, with its {contract.statistics.confidence:.0%} band."
+        found.append((f"{objective.id}: {name}", text, ecdf(contract, objective, records)))
+    found.append(("Where TTFT goes", "Mean of each percentile bin, by phase.", ttft_split(records)))
+    found.append(("Open requests", "Shaded: not measured. Red: did not end ok.", in_flight(profile, records)))
+    found.append(("Client lag", "How late each request was sent.", client_lag(contract, profile, records)))
     return found

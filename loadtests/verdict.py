@@ -20,9 +20,9 @@ from loadtests.validity import Check, check_identity, check_profile
 INVALID, NOT_RUN = "INVALID", "NOT_RUN"
 LATE, MET = "late", "met"
 EXIT_CODES = {PASS: 0, FAIL: 1, INVALID: 3, INCONCLUSIVE: 4, NOT_RUN: 4}
-WITHIN_PROFILE = (INVALID, FAIL, INCONCLUSIVE, PASS)
-ACROSS_PROFILES = (FAIL, INVALID, INCONCLUSIVE, NOT_RUN, PASS)
-"""The worst status first. Numbers of an invalid profile prove nothing; a proven failure is not hidden by another's."""
+WORST_FIRST = (FAIL, INVALID, INCONCLUSIVE, NOT_RUN, PASS)
+"""Of objectives and of profiles. A proven failure is not hidden by another one that could not be judged; but where the
+measurement itself is broken, nothing in that profile is proven."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def judge(contract: Contract, run: CampaignRun) -> Verdict:
         else:
             verdicts.append(ProfileVerdict(profile, NOT_RUN, ("was not run",), {}, (), ()))
     statuses = [verdict.status for verdict in verdicts if verdict.profile.required]
-    status = next((status for status in ACROSS_PROFILES if status in statuses), NOT_RUN)
+    status = next((status for status in WORST_FIRST if status in statuses), NOT_RUN)
     broken = tuple(check.text for check in identity if check.ok is False)
     if broken:
         status = INVALID
@@ -99,7 +99,7 @@ def judge_profile(contract: Contract, profile: Profile, run: ProfileRun) -> Prof
     counts["scheduled"] = sum(counts.values())
     broken = [f"{check.name}: {check.text}" for check in checks if check.ok is False]
     statuses = [result.status for result in results]
-    status = INVALID if broken else next(status for status in WITHIN_PROFILE if status in statuses)
+    status = INVALID if broken else next(status for status in WORST_FIRST if status in statuses)
     reasons = broken or [describe(result) for result in results if result.status != PASS]
     return ProfileVerdict(profile, status, tuple(reasons), counts, checks, results)
 

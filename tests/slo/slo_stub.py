@@ -24,7 +24,7 @@ class Behaviour:
     """How the stub answers. The honest default: first token after 20 ms, then one every 5 ms.
 
     Faults: `fail_in_band_at` and `hang_at` are a number of tokens after which a request breaks, for one request in
-    `every`; `stall_s` is one long gap in the middle; `freeze` (start, seconds since the first request) halts everything.
+    `every`; `stall_s` is one long gap in the middle; `freeze` (start, length, since the first request) halts all.
     `lie` changes the statistics of the last response.
     """
 
