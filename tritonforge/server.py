@@ -89,7 +89,11 @@ class Server:
         """Start and wait until one token was really generated; raises what made it fail."""
         sweep()
         self._supervisor.start()
-        self.wait_for(State.SERVING, State.STOPPED, timeout_s=self._timeout_s)
+        try:
+            self.wait_for(State.SERVING, State.STOPPED, timeout_s=self._timeout_s)
+        except BaseException:  # also KeyboardInterrupt: a server that never served is not left running
+            self.stop(force=True)
+            raise
         return self
 
     def wait_for(self, *states: State, timeout_s: float | None = None) -> State:
@@ -107,10 +111,10 @@ class Server:
         """Begin to drain (`force`: kill what runs) and return at once; a signal handler may call it."""
         self._supervisor.ask_stop(force=force)
 
-    def stop(self) -> None:
+    def stop(self, *, force: bool = False) -> None:
         """Drain and stop: new requests are refused, running ones finish within the drain timeout. Idempotent."""
         if self._supervisor.is_alive():
-            self.ask_stop()
+            self.ask_stop(force=force)
             self._supervisor.join(self._stop_timeout_s)
 
     def __enter__(self) -> "Server":

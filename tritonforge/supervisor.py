@@ -108,8 +108,7 @@ class Supervisor(threading.Thread):
         self._stop_asked.set()
         if force:
             self._force_asked.set()
-        with contextlib.suppress(OSError):  # it has ended already
-            self._wake_sender.send(b"x")
+        self._nudge()
 
     def _serve_once(self) -> None:
         """One life of a server: start, serve, and either drain because it was asked, or die and wait to return."""
@@ -144,18 +143,34 @@ class Supervisor(threading.Thread):
         process.note_backend_folder()
 
     def _serve(self, process: TritonProcess, stubs: dict[int, int]) -> str:
-        """Generate one token, then block until the server or a stub dies or a stop is asked for; say which."""
-        if self._stop_asked.is_set():
-            return "stopped while it started"
-        try:
-            self._probe()
-        except TritonForgeError as error:
-            raise EngineFailure(f"the first token could not be generated: {error}") from error
-        self._enter(State.SERVING)
-        ended = self._wait((process.pidfd, *stubs))
-        if process.pidfd in ended:
-            return f"tritonserver (pid {process.pid}) ended with code {process.exit_code()}"
-        return f"the Python stub of pid {', '.join(str(stubs[pidfd]) for pidfd in ended)} died"
+        """Serve until the server or a stub dies or a stop is asked for; say which. EngineFailure without a token."""
+        self._await_token(process, stubs)
+        if not self._stop_asked.is_set():
+            self._enter(State.SERVING)
+        ended: set[int] = set()
+        while not ended and not self._stop_asked.is_set():
+            ended = self._wait((process.pidfd, *stubs))
+        return _cause(process, stubs, ended)
+
+    def _await_token(self, process: TritonProcess, stubs: dict[int, int]) -> None:
+        """Wait until one token was generated or a stop is asked for. The probe has a thread: deaths are seen."""
+        outcome: list[Exception | None] = []
+
+        def probe() -> None:
+            try:
+                self._probe()
+                outcome.append(None)
+            except Exception as error:
+                outcome.append(error)
+            self._nudge()
+
+        threading.Thread(target=probe, name="probe", daemon=True).start()
+        while not outcome and not self._stop_asked.is_set():
+            ended = self._wait((process.pidfd, *stubs))
+            if ended:
+                raise EngineFailure(f"before the first token, {_cause(process, stubs, ended)}")
+        if outcome and outcome[0] is not None:
+            raise EngineFailure(f"the first token could not be generated: {outcome[0]}") from outcome[0]
 
     def _drain(self, process: TritonProcess, stubs: dict[int, int]) -> None:
         """Let the running requests finish and Triton exit; what is left when its time is over is killed."""
@@ -192,10 +207,23 @@ class Supervisor(threading.Thread):
             self._wake.recv(64)
         return ready - {self._wake.fileno()}
 
+    def _nudge(self) -> None:
+        """Make _wait() return."""
+        with contextlib.suppress(OSError):  # the thread has ended already
+            self._wake_sender.send(b"x")
+
     def _enter(self, state: State) -> None:
         with self.changed:
             self.state = state
             self.changed.notify_all()
+
+
+def _cause(process: TritonProcess, stubs: dict[int, int], ended: set[int]) -> str:
+    """Which process died, in words; `stubs` maps a pidfd to its pid, `ended` are pidfds (none: nothing died)."""
+    if process.pidfd in ended:
+        return f"tritonserver (pid {process.pid}) ended with code {process.exit_code()}"
+    pids = ", ".join(str(stubs[pidfd]) for pidfd in ended)
+    return f"the Python stub of pid {pids} died" if pids else "a stop was asked for"
 
 
 def _open_pidfd(pid: int) -> int | None:

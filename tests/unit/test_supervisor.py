@@ -1,0 +1,179 @@
+"""The supervisor with a stand-in for tritonserver: what it does when a process dies, hangs or is stopped."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tritonforge import supervisor as module
+from tritonforge.errors import EngineFailure, Overloaded
+from tritonforge.supervisor import RestartPolicy, State, Supervisor
+
+PROGRAM = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print(flush=True); time.sleep(60)"
+
+
+class Standin:
+    """Looks like a TritonProcess: a sleeping server and one sleeping stub."""
+
+    made: list["Standin"]
+    ready = True
+
+    def __init__(self, install, config):
+        self.server, self.stub = (self._start() for _ in range(2))
+        self.pid, self.pidfd = self.server.pid, os.pidfd_open(self.server.pid)
+        self.closed = self.drained = False
+        type(self).made.append(self)
+
+    def _start(self):
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        return process
+
+    def exit_code(self):
+        return self.server.poll()
+
+    def is_ready(self):
+        return self.ready
+
+    def stub_pids(self):
+        return [self.stub.pid]
+
+    def failure(self):
+        return EngineFailure("no luck")
+
+    def note_backend_folder(self):
+        pass
+
+    def drain(self):
+        self.server.terminate()
+
+    def close(self):
+        if not self.closed:
+            for process in (self.server, self.stub):
+                process.kill()
+                process.communicate()
+            os.close(self.pidfd)
+        self.closed = True
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Starts a supervisor of stand-ins; at the end every stand-in must have been closed."""
+    monkeypatch.setattr(Standin, "made", [], raising=False)
+    monkeypatch.setattr(module, "TritonProcess", Standin)
+    started = []
+
+    def start(probe=lambda: None, policy=None, startup_timeout_s=10.0):
+        config = SimpleNamespace(drain_timeout_s=1.0)
+        supervisor = Supervisor(None, config, probe, startup_timeout_s=startup_timeout_s, policy=policy)
+        started.append(supervisor)
+        supervisor.start()
+        return supervisor
+
+    yield start
+    for supervisor in started:
+        supervisor.ask_stop(force=True)
+        supervisor.join(10)
+        assert not supervisor.is_alive()
+    assert all(standin.closed for standin in Standin.made)
+
+
+def wait_for(supervisor: Supervisor, *states: State, timeout_s=10.0) -> State:
+    with supervisor.changed:
+        assert supervisor.changed.wait_for(lambda: supervisor.state in states, timeout_s), supervisor.state
+        return supervisor.state
+
+
+def wait_served(supervisor: Supervisor, count: int) -> None:
+    deadline = time.monotonic() + 10
+    while not (len(Standin.made) == count and supervisor.state is State.SERVING):
+        assert time.monotonic() < deadline, (len(Standin.made), supervisor.state)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("victim", ["server", "stub"])
+def test_a_death_closes_the_whole_server_and_starts_another(start, victim):
+    supervisor = start()
+    wait_for(supervisor, State.SERVING)
+    first = Standin.made[0]
+    getattr(first, victim).kill()
+    wait_served(supervisor, 2)
+    assert first.closed and not Standin.made[1].closed
+
+
+def test_too_many_deaths_are_a_failure_that_says_what_died(start):
+    supervisor = start(policy=RestartPolicy(limit=1))
+    wait_for(supervisor, State.SERVING)
+    Standin.made[0].stub.kill()
+    wait_served(supervisor, 2)
+    Standin.made[1].stub.kill()
+    assert wait_for(supervisor, State.FAILED) is State.FAILED
+    assert "gave up after 1 restarts" in str(supervisor.error) and "Python stub" in str(supervisor.error)
+
+
+def test_a_first_start_that_fails_is_not_tried_again(start):
+    def probe():
+        raise Overloaded("no token")
+
+    supervisor = start(probe)
+    wait_for(supervisor, State.FAILED)
+    assert "first token could not be generated: UNAVAILABLE: no token" in str(supervisor.error)
+    assert len(Standin.made) == 1
+
+
+def test_a_start_that_hangs_is_given_up_with_the_reason(start, monkeypatch):
+    monkeypatch.setattr(Standin, "ready", False)
+    supervisor = start(startup_timeout_s=0.2)
+    wait_for(supervisor, State.FAILED)
+    assert "no luck" in str(supervisor.error) and "waited 0.2 s" in str(supervisor.error)
+
+
+def test_a_stub_that_dies_while_the_first_token_is_made_is_noticed(start):
+    asked, end = threading.Event(), threading.Event()
+
+    def probe():
+        asked.set()
+        end.wait(30)
+
+    supervisor = start(probe)
+    assert asked.wait(10)
+    Standin.made[0].stub.kill()
+    wait_for(supervisor, State.FAILED)
+    end.set()
+    assert "before the first token, the Python stub" in str(supervisor.error)
+
+
+def test_stopping_does_not_wait_for_a_probe_that_hangs(start):
+    asked, end = threading.Event(), threading.Event()
+
+    def probe():
+        asked.set()
+        end.wait(30)
+
+    supervisor = start(probe)
+    assert asked.wait(10)
+    supervisor.ask_stop()
+    wait_for(supervisor, State.STOPPED)
+    end.set()
+
+
+def test_a_drain_ends_with_the_server(start):
+    supervisor = start()
+    wait_for(supervisor, State.SERVING)
+    supervisor.ask_stop()
+    wait_for(supervisor, State.STOPPED)
+    assert supervisor.error is None and Standin.made[0].server.returncode == 0
+
+
+def test_a_drained_server_that_does_not_exit_is_killed(start, monkeypatch):
+    monkeypatch.setattr(module, "UNLOAD_S", 0.2)
+    monkeypatch.setattr(Standin, "drain", lambda self: setattr(self, "drained", True))
+    supervisor = start()
+    wait_for(supervisor, State.SERVING)
+    supervisor.ask_stop()
+    wait_for(supervisor, State.STOPPED)
+    assert Standin.made[0].server.returncode < 0
