@@ -29,7 +29,7 @@ def load(folder: Path, changes: dict[str, str]) -> genai.ContinuousBatchingPipel
 
 def run(pipeline, prompts: list[dict], max_tokens: int) -> tuple[float, list]:
     options = genai.GenerationConfig()
-    options.eos_token_id = 0  # it must have one, though ends are ignored
+    options.set_eos_token_id(0)  # it must have one, though ends are ignored
     options.max_new_tokens, options.ignore_eos, options.do_sample = max_tokens, True, False
     ids = [ov.Tensor(np.array([prompt["token_ids"]], np.int64)) for prompt in prompts]
     start = time.perf_counter()

@@ -1,6 +1,7 @@
 """Contestant: the release served by tritonserver, called through `llm` over gRPC streams.
 
-Usage: served.py RELEASE WORKLOAD. The client is a part of what is measured: it runs in this process, on the same cores as the server.
+Usage: served.py RELEASE WORKLOAD. The client is a part of what is measured: it runs in this process, on the same cores
+as the server.
 """
 
 import statistics
