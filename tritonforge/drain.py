@@ -23,7 +23,7 @@ class DrainFile:
     def ask(self, timeout_s: float) -> None:
         """Ask to refuse new requests, and to cancel what still runs after `timeout_s` seconds."""
         partial = self._path.with_suffix(".partial")
-        partial.write_text(f"{timeout_s}")
+        partial.write_text(f"{timeout_s}", encoding="utf-8")
         partial.rename(self._path)
 
     @property
@@ -46,7 +46,7 @@ def _watch(path: Path, drain: Callable[[float], None]) -> None:
     pause = threading.Event()
     while not path.exists():
         pause.wait(POLL_S)
-    drain(float(path.read_text()))
+    drain(float(path.read_text(encoding="utf-8")))
     _done(path).touch()
 
 

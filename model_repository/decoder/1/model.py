@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tritonforge.decoder import Decoder
+from tritonforge.drain import on_drain
 from tritonforge.errors import InvalidRequest, NotFound, TritonForgeError
 from tritonforge.release import Release
 from tritonforge.request import GenerateRequest
@@ -38,6 +39,7 @@ class TritonPythonModel:
             raise load_error(error) from None
         self.emitter = Emitter()
         self.poller = CancelPoller(self.decoder.loop.cancel)
+        on_drain(self._drain)
         self.reporter = MetricsReporter(
             self.decoder.loop, {"model": args["model_name"], "version": args["model_version"]}
         )
@@ -51,9 +53,13 @@ class TritonPythonModel:
                 stream.close(error_response(error))
 
     def finalize(self):
-        self.decoder.loop.drain(DRAIN_S)
+        self._drain(DRAIN_S)
         self.poller.stop()
         self.reporter.stop()
+
+    def _drain(self, timeout_s):
+        """Refuse new requests, and return once every answer was handed to Triton."""
+        self.decoder.loop.drain(timeout_s)
         self.emitter.stop()
 
     def _accept(self, request, stream):
