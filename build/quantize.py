@@ -2,13 +2,16 @@
 
     python build/quantize.py --recipe build/recipes/smollm2-135m-int8.toml --export DIR --out DIR
 
-bf16 keeps every weight (stored as float16, which is finer than bf16 in this range), int8 and int4 go through NNCF.
+bf16 stores every matrix in bf16. int8 goes through NNCF. int4 keeps weights on the 4-bit grid of a checkpoint that was
+in 4 bits before, without loss; other checkpoints go through NNCF with AWQ and scale estimation on calibration texts.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 import checkout  # noqa: F401  (puts the repository root on sys.path)
+import grid
 import numpy as np
 import stage
 import texts
@@ -17,6 +20,10 @@ from recipe import Recipe, Weights
 from tritonforge.errors import InvalidCheckpoint
 
 MODEL = "openvino_model"
+MATRIX_BYTES = 4096
+"""Smaller constants are not worth storing in fewer bits."""
+NUMBERED = re.compile(r"[A-Z][A-Za-z]*_\d+")
+"""The name OpenVINO gives to a node that got none."""
 LARGEST = {"bf16": 0.55, "int8": 0.32, "int4": 0.26}
 """The largest part of the float32 size that the weights may keep; more means that a quantizer left them alone."""
 
@@ -32,14 +39,14 @@ def plan_stage(exported: stage.Done, recipe: Recipe) -> stage.Stage:
         inputs=inputs,
         settings=settings(recipe.weights),
         packages=("python", "openvino", "nncf", "tokenizers"),
-        sources=("build/quantize.py", "build/texts.py"),
+        sources=("build/quantize.py", "build/grid.py", "build/texts.py"),
     )
 
 
 def settings(weights: Weights) -> dict[str, Any]:
     """What of the recipe decides the outcome for its precision."""
     used = {"bf16": (), "int8": ("symmetric",)}.get(
-        weights.precision, ("symmetric", "group_size", "int4_ratio", "awq", "scale_estimation")
+        weights.precision, ("exact_grid", "symmetric", "group_size", "int4_ratio", "awq", "scale_estimation")
     )
     return {"precision": weights.precision, **{name: getattr(weights, name) for name in used}}
 
@@ -51,27 +58,36 @@ def quantize(exported: stage.Done, recipe: Recipe, out: Path, *, force: bool = F
         import openvino as ov
 
         model = ov.Core().read_model(exported.folder / f"{MODEL}.xml")
-        if recipe.weights.precision != "bf16":
-            model = compress(model, recipe.weights, exported.folder)
+        model, method = shrink(model, recipe.weights, exported.folder)
         normalise(model)
-        ov.save_model(model, folder / f"{MODEL}.xml", compress_to_fp16=True)
+        ov.save_model(model, folder / f"{MODEL}.xml", compress_to_fp16=recipe.weights.precision != "bf16")
         before = exported.record["files"][f"{MODEL}.bin"]["bytes"]
         after = (folder / f"{MODEL}.bin").stat().st_size
         check_shrunk(recipe.weights.precision, before, after)
-        return {"weight_bytes_float32": before, "weight_bytes": after, "constants": constant_bytes(model)}
+        sizes = {"weight_bytes_float32": before, "weight_bytes": after, "constants": constant_bytes(model)}
+        return {"method": method, **sizes}
 
     return stage.run_stage(plan_stage(exported, recipe), out, make, force=force)
 
 
-def compress(model: Any, weights: Weights, tokenizer_dir: Path) -> Any:
-    """Compress the weights of an OpenVINO model to 8 or 4 bits."""
+def shrink(model: Any, weights: Weights, tokenizer_dir: Path) -> tuple[Any, str]:
+    """The model with its weights in fewer bits, and the name of the method that was used."""
+    if weights.precision == "bf16":
+        store_bf16(model)
+        return model, "bf16"
     import nncf
 
     kind = "SYM" if weights.symmetric else "ASYM"
     if weights.precision == "int8":
-        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode[f"INT8_{kind}"])
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode[f"INT8_{kind}"]), f"nncf int8 {kind}"
+    grids = grid.find(model) if weights.exact_grid else None
+    if grids:
+        rest = nncf.IgnoredScope(names=list(grids))
+        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM, ignored_scope=rest)
+        grid.store(model, grids)
+        return model, "exact 4-bit grid"
     samples = [model_inputs(ids) for ids in texts.calibration_samples(tokenizer_dir)]
-    return nncf.compress_weights(
+    model = nncf.compress_weights(
         model,
         mode=nncf.CompressWeightsMode[f"INT4_{kind}"],
         ratio=weights.int4_ratio,
@@ -81,6 +97,27 @@ def compress(model: Any, weights: Weights, tokenizer_dir: Path) -> Any:
         awq=weights.awq,
         scale_estimation=weights.scale_estimation,
     )
+    return model, f"nncf int4 {kind}"
+
+
+def store_bf16(model: Any) -> None:
+    """Store the float32 matrices of a model in bf16; vectors, such as the weights of norms, stay as they are."""
+    import ml_dtypes
+    import openvino as ov
+    import openvino.opset13 as ops
+
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "Constant" or node.get_element_type().get_type_name() != "f32":
+            continue
+        if len(node.get_output_shape(0)) < 2 or node.get_byte_size() < MATRIX_BYTES:
+            continue
+        tensor = ov.Tensor(ov.Type.bf16, node.output(0).get_shape())
+        tensor.data[:] = node.data.astype(ml_dtypes.bfloat16).view(tensor.data.dtype)
+        constant = ops.constant(tensor, shared_memory=False)
+        constant.set_friendly_name(node.get_friendly_name())
+        matrix = ops.convert(constant, "f32")
+        for user in node.output(0).get_target_inputs():
+            user.replace_source_output(matrix.output(0))
 
 
 def model_inputs(ids: list[int]) -> dict[str, Any]:
@@ -96,10 +133,17 @@ def model_inputs(ids: list[int]) -> dict[str, Any]:
 
 
 def normalise(model: Any) -> None:
-    """Drop what exporters note in the file about themselves: tools and versions are in the record, once."""
+    """Make the file a function of the model alone.
+
+    Exporters note their versions in it (the record has them), and nodes without a name of their own are numbered by how
+    many the process had made before.
+    """
     for key in ("optimum", "nncf", "conversion_parameters"):
         if key in model.rt_info:
             del model.rt_info[key]
+    for index, node in enumerate(model.get_ordered_ops()):
+        if NUMBERED.fullmatch(node.get_friendly_name()):
+            node.set_friendly_name(f"{node.get_type_name()}_n{index}")
 
 
 def constant_bytes(model: Any) -> dict[str, int]:

@@ -42,13 +42,15 @@ class Checkpoint:
 class Weights:
     """How weights are stored. `symmetric` and below matter to int8 and int4 only, the others to int4 only.
 
+    `exact_grid` keeps weights that lie on a 4-bit grid already where they are; the others are for weights that do not.
     `int4_ratio` is the part of the layers in 4 bits, the rest keeps 8; `group_size` counts weights per scale.
     """
 
     precision: str = rule(choices=WEIGHTS)
     symmetric: bool = rule(False)
-    group_size: int = rule(64, low=16, high=1024)
-    int4_ratio: float = rule(1.0, low=0.0, high=1.0)
+    exact_grid: bool = rule(True)
+    group_size: int = rule(32, low=16, high=1024)
+    int4_ratio: float = rule(0.8, low=0.0, high=1.0)
     awq: bool = rule(True)
     scale_estimation: bool = rule(True)
 
