@@ -1,18 +1,21 @@
 """From logits to token ids: greedy, temperature, top-k and top-p, for a whole batch. Pure and free of state.
 
-The random number of a draw is a function of the request's seed and the token's index (a counter-based generator: Salmon
-et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), so batching and preemption cannot change what is drawn.
+A draw's random number is a function of the request's seed and the token's index alone, so batching and preemption
+cannot change it. Whole rows are passed over as few times as possible: a row is 200 kB for a usual vocabulary,
+and only a few elements of it matter.
 """
 
 from collections.abc import Sequence
+from hashlib import blake2b
+from struct import pack
 
 import numpy as np
 
 from tritonforge.errors import EngineFailure
 from tritonforge.request import SamplingParams
 
-GROUP = 128
-"""Elements per group when a row is searched through group maxima or sums instead of sorted."""
+ROWS = 128
+"""A long array of n elements is searched as [ROWS, n / ROWS]: column maxima or sums first, then one column."""
 
 MAX_SCALE = 1e30
 """Largest 1 / temperature; beyond it a float32 product would overflow; only the largest logit is left long before."""
@@ -25,27 +28,32 @@ def sample(logits: np.ndarray, params: Sequence[SamplingParams], indices: Sequen
     EngineFailure when a row's largest logit is no number.
     """
     best = logits.argmax(axis=1)
-    finite = np.isfinite(logits[np.arange(len(best)), best])
-    if not finite.all():
-        raise EngineFailure(f"the engine computed logits that are no numbers, in row {int(np.argmin(finite))}")
+    largest = logits[np.arange(len(best)), best]
+    if not np.isfinite(largest).all():
+        row = int(np.argmin(np.isfinite(largest)))
+        raise EngineFailure(f"the engine computed logits that are no numbers, in row {row}")
     return [
-        greedy if one.temperature == 0.0 else _draw(row, one, index)
-        for greedy, row, one, index in zip(best.tolist(), logits, params, indices, strict=True)
+        greedy if one.temperature == 0.0 else _draw(row, peak, one, index)
+        for greedy, peak, row, one, index in zip(best.tolist(), largest, logits, params, indices, strict=True)
     ]
 
 
 def uniform(seed: int, index: int) -> float:
-    """The uniform number in [0, 1) of token `index` in the answer of a request with `seed`."""
-    return np.random.Generator(np.random.Philox(key=[seed, index])).random()
+    """The uniform number in [0, 1) of token `index` in the answer of a request with `seed`: 53 bits of their hash."""
+    digest = blake2b(pack("<QQ", seed, index), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def _draw(row: np.ndarray, params: SamplingParams, index: int) -> int:
-    """Temperature, then top-k, then top-p over what is left, then the inverse of the cumulative distribution."""
+def _draw(row: np.ndarray, peak: np.float32, params: SamplingParams, index: int) -> int:
+    """Temperature, then top-k, then top-p over what is left, then the inverse of the cumulative distribution.
+
+    `peak` is the largest element of `row`.
+    """
     candidates = None
     if 0 < params.top_k < len(row):
         candidates = top_k(row, params.top_k)
         row = row[candidates]
-    weights = _unnormalised_softmax(row, params.temperature)
+    weights = _unnormalised_softmax(row, peak, params.temperature)
     if params.top_p < 1.0:
         kept = top_p(weights, params.top_p)
         candidates = kept if candidates is None else candidates[kept]
@@ -54,19 +62,20 @@ def _draw(row: np.ndarray, params: SamplingParams, index: int) -> int:
     return position if candidates is None else int(candidates[position])
 
 
-def _unnormalised_softmax(row: np.ndarray, temperature: float) -> np.ndarray:
-    """exp((row - max) / temperature), in place: the largest weight is 1."""
-    np.subtract(row, row.max(), out=row)
-    np.multiply(row, np.float32(min(1.0 / temperature, MAX_SCALE)), out=row)
+def _unnormalised_softmax(row: np.ndarray, peak: np.float32, temperature: float) -> np.ndarray:
+    """exp((row - peak) / temperature), in place: the largest weight is 1."""
+    np.subtract(row, peak, out=row)
+    if temperature != 1.0:
+        np.multiply(row, np.float32(min(1.0 / temperature, MAX_SCALE)), out=row)
     return np.exp(row, out=row)
 
 
 def top_k(row: np.ndarray, k: int) -> np.ndarray:
     """Indices of the `k` largest elements, in index order; among equal ones the first win.
 
-    The k-th largest group maximum bounds the k-th largest element from below, so few elements are left to sort.
+    The k-th largest column maximum bounds the k-th largest element from below, so few elements are left to sort.
     """
-    maxima = np.maximum.reduceat(row, np.arange(0, len(row), GROUP))
+    maxima = row.reshape(ROWS, -1).max(axis=0) if len(row) % ROWS == 0 else row
     bound = np.partition(maxima, -k)[-k] if k <= len(maxima) else row.min()
     candidates = np.flatnonzero(row >= bound)
     order = np.argsort(-row[candidates], kind="stable")[:k]
@@ -79,26 +88,35 @@ def top_p(weights: np.ndarray, p: float) -> np.ndarray:
     `weights` [n] are unnormalised, the largest is 1; all that equal the smallest weight of the nucleus belong to it.
     Only the weights over a threshold are sorted; a lower one is tried when they do not hold the nucleus.
     """
-    wanted = p * float(weights.sum(dtype=np.float64))
+    wanted = p * float(weights.sum(dtype=np.float32 if len(weights) % ROWS == 0 else np.float64))
     for threshold in (3e-3, 1e-4, 0.0):
-        largest = np.sort(weights[weights >= threshold])[::-1]
-        mass = np.cumsum(largest, dtype=np.float64)
+        candidates = np.flatnonzero(weights >= threshold)
+        inside = weights[candidates]
+        falling = np.sort(inside)[::-1]
+        mass = np.cumsum(falling, dtype=np.float64)
         if mass[-1] >= wanted:
             break
-    smallest = largest[min(int(np.searchsorted(mass, wanted)), len(largest) - 1)]
-    return np.flatnonzero(weights >= smallest)
+    smallest = falling[min(int(np.searchsorted(mass, wanted)), len(falling) - 1)]
+    return candidates[inside >= smallest]
 
 
 def inverse_cdf(weights: np.ndarray, u: float) -> int:
-    """The first index at which the cumulative weight of `weights` [n] exceeds the share `u` in [0, 1) of the whole."""
-    starts = np.arange(0, len(weights), GROUP)
-    totals = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
-    target = u * totals[-1]
-    group = int(np.searchsorted(totals, target, side="right"))
-    before = totals[group - 1] if group else 0.0
-    inside = before + np.cumsum(weights[starts[group] : starts[group] + GROUP], dtype=np.float64)
-    # Rounding may leave the group's own sum a little short of the target: then its last positive weight is meant.
-    offset = min(
-        int(np.searchsorted(inside, target, side="right")), int(np.flatnonzero(np.diff(inside, prepend=before))[-1])
-    )
-    return int(starts[group]) + offset
+    """The index that covers the share `u` in [0, 1) of the whole, when `weights` [n] are laid end to end.
+
+    A long array is laid out column by column of [ROWS, n / ROWS], any other in index order.
+    """
+    if len(weights) % ROWS:
+        return _covering(np.cumsum(weights, dtype=np.float64), u)
+    table = weights.reshape(ROWS, -1)
+    totals = np.cumsum(table.sum(axis=0), dtype=np.float64)
+    column = _covering(totals, u)
+    before = totals[column - 1] if column else 0.0
+    share = (u * totals[-1] - before) / (totals[column] - before)
+    row = _covering(np.cumsum(table[:, column], dtype=np.float64), share)
+    return row * table.shape[1] + column
+
+
+def _covering(cumulative: np.ndarray, u: float) -> int:
+    """First index at which `cumulative` exceeds the share `u` of its last; never one whose own weight is zero."""
+    found = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
+    return min(found, int(np.searchsorted(cumulative, cumulative[-1])))
