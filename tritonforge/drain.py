@@ -12,6 +12,7 @@ from pathlib import Path
 VARIABLE = "TRITONFORGE_DRAIN_FILE"
 """Environment variable of tritonserver and its stubs; absent when no supervisor started them."""
 POLL_S = 0.1
+ORPHANED = 71
 
 
 class DrainFile:
@@ -32,22 +33,26 @@ class DrainFile:
         return _done(self._path).exists()
 
 
-def on_drain(drain: Callable[[float], None]) -> None:
+def on_drain(drain: Callable[[float], None], *, end_orphan: Callable[[int], None] = os._exit) -> None:
     """The decoder's end: when asked, call `drain` once, with its timeout in seconds, in a thread of its own.
 
-    `drain` returns when every answer was handed over. Nothing happens where no supervisor started the server.
+    `drain` returns when every answer was handed over. The thread also ends this process when tritonserver has died: a
+    model that is finalized then may wait for it for ever. Nothing happens where no supervisor started the server.
     """
     if VARIABLE in os.environ:
-        watch = threading.Thread(target=_watch, args=(Path(os.environ[VARIABLE]), drain), name="drain", daemon=True)
-        watch.start()
+        arguments = (Path(os.environ[VARIABLE]), drain, end_orphan)
+        threading.Thread(target=_watch, args=arguments, name="drain", daemon=True).start()
 
 
-def _watch(path: Path, drain: Callable[[float], None]) -> None:
-    pause = threading.Event()
-    while not path.exists():
+def _watch(path: Path, drain: Callable[[float], None], end_orphan: Callable[[int], None]) -> None:
+    parent, pause, asked = os.getppid(), threading.Event(), False
+    while os.getppid() == parent:
         pause.wait(POLL_S)
-    drain(float(path.read_text(encoding="utf-8")))
-    _done(path).touch()
+        if not asked and path.exists():
+            asked = True
+            drain(float(path.read_text()))
+            _done(path).touch()
+    end_orphan(ORPHANED)
 
 
 def _done(path: Path) -> Path:

@@ -1,5 +1,7 @@
 """The parts of the server that need no tritonserver: ports, restarts, shared memory, what the log says."""
 
+import os
+import select
 import socket
 import subprocess
 import sys
@@ -166,7 +168,7 @@ def test_the_decoder_is_told_to_drain_once_and_says_when_it_has(tmp_path, monkey
     monkeypatch.setenv(drain.VARIABLE, str(path))
     asked = drain.threading.Event()
     timeouts = []
-    drain.on_drain(lambda timeout_s: (timeouts.append(timeout_s), asked.set()))
+    drain.on_drain(lambda timeout_s: (timeouts.append(timeout_s), asked.set()), end_orphan=lambda code: None)
     file = drain.DrainFile(path)
     assert not file.done
     file.ask(2.5)
@@ -176,6 +178,27 @@ def test_the_decoder_is_told_to_drain_once_and_says_when_it_has(tmp_path, monkey
             break
         drain.threading.Event().wait(0.02)
     assert file.done
+
+
+def test_a_decoder_whose_tritonserver_died_ends_itself(tmp_path):
+    code = (
+        "import os, time\n"
+        "from tritonforge.drain import on_drain\n"
+        "if os.fork() == 0:\n"
+        "    on_drain(lambda timeout_s: None)\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(60)\n"
+        "time.sleep(60)\n"
+    )
+    environment = dict(os.environ, **{drain.VARIABLE: str(tmp_path / "drain")})
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
+    pidfd = os.pidfd_open(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    ended = select.select([pidfd], [], [], 10)[0]
+    os.close(pidfd)
+    assert ended
 
 
 def test_without_a_supervisor_nothing_watches(monkeypatch):
