@@ -11,6 +11,12 @@ test: release lint
 	.venv/bin/python -m pytest tests --ignore=tests/build
 	.venv-build/bin/python -m pytest tests/build
 
+bench: environment environment-build
+	@$(PYTHON) scripts/environment.py .venv-bench requirements/bench.txt
+	.venv-build/bin/python build/release.py --recipe smollm2-135m-bf16
+	.venv-build/bin/python build/release.py --recipe smollm2-135m-int8
+	.venv/bin/python -m benchmarks.side_by_side artifacts/releases/smollm2-135m-bf16 artifacts/releases/smollm2-135m-int8
+
 lint: environment
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .

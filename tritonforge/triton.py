@@ -30,6 +30,9 @@ their rate is bounded, whatever the number of streams."""
 REPORT_S = 0.1
 """Pause between two updates of the metrics."""
 
+JOIN_S = 1.0
+"""A call into Triton never returns once the server process is dead, so nobody waits for the thread that makes it."""
+
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -193,9 +196,9 @@ class MetricsReporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread; it is not waited for longer than JOIN_S."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(JOIN_S)
 
     def _run(self) -> None:
         while not self._stop.wait(REPORT_S):
@@ -227,9 +230,9 @@ class CancelPoller:
         self._open.append(stream)
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread; it is not waited for longer than JOIN_S."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(JOIN_S)
 
     def _run(self) -> None:
         while not self._stop.wait(CANCEL_POLL_S):

@@ -1,7 +1,7 @@
 """On the real engine, batching changes an answer only where two tokens are as good as equal.
 
-Kernels add in another order for another batch, and a u8 KV block is quantized again as it fills, so logits move a little.
-The first different token of a batched answer must be one that the lone run had rated almost as high as its own choice.
+Kernels add in another order for another batch, and a u8 KV block is quantized again as it fills, so logits move.
+The first different token of a batched answer must be one that the lone run rated almost as high as its own choice.
 """
 
 import random
@@ -19,7 +19,7 @@ from tritonforge.scheduler import Scheduler, SchedulerConfig
 WAIT_S = 300.0
 NEAR_TIE = 0.75
 """Logits (their standard deviation over the vocabulary is about 4.8). Measured on this model: the same context computed
-in other chunks moves single logits by up to 0.8 with u8 KV and float32 activations; gaps of up to 0.32 were seen here."""
+in other chunks moves single logits by up to 0.8 (u8 KV, float32 activations); gaps of up to 0.32 were seen here."""
 
 
 class RecordingEngine:
