@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[0] = str(ROOT)  # not this folder: its modules are `loadtests.x`
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # not this folder: its modules are `loadtests.x`
 
 from loadtests.contract_toml import load_contract  # noqa: E402
 from loadtests.metrics import METRICS, RATE  # noqa: E402
