@@ -15,9 +15,8 @@ import sources
 from tritonforge.errors import InvalidCheckpoint
 from tritonforge.release import content_digest, file_digest
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
-"""Values of `model_type` (and of GGUF's general.architecture) that the build is willing to try; a build proves each one
-by measuring it against the float32 reference."""
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "smollm3")
+"""Values of `model_type` (and of GGUF's general.architecture) that the tests take from checkpoint to release."""
 
 FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -41,7 +40,10 @@ class Located:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a model is, as its checkpoint states it. Sizes count elements; `stop_token_ids` end an answer."""
+    """What a model is, as its checkpoint states it. Sizes count elements; `stop_token_ids` end an answer.
+
+    `sliding_window` is the number of tokens a layer looks back on, 0 where it looks back on all of them.
+    """
 
     model_type: str
     num_layers: int
@@ -51,6 +53,7 @@ class Facts:
     vocab_size: int
     max_position_embeddings: int
     stop_token_ids: tuple[int, ...]
+    sliding_window: int = 0
 
 
 def locate(source: str, sha256: str = "") -> Located:
@@ -115,6 +118,7 @@ def inspect_folder(folder: Path) -> Facts:
             vocab_size=int(config["vocab_size"]),
             max_position_embeddings=int(config["max_position_embeddings"]),
             stop_token_ids=stop_token_ids(folder, config, tokenizer),
+            sliding_window=int(config.get("sliding_window") or 0) if config.get("use_sliding_window", True) else 0,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidCheckpoint(f"{folder / 'config.json'} lacks or garbles {error}") from None

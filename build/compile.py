@@ -55,6 +55,12 @@ def check_fits(recipe: Recipe, model: dict[str, Any], per_block: int) -> int:
             f"limits.max_model_len must be at most the model's max_position_embeddings "
             f"({model['max_position_embeddings']}), got {limits.max_model_len}"
         )
+    window = model.get("sliding_window", 0)
+    if window and limits.max_model_len > window:
+        raise InvalidRecipe(
+            f"limits.max_model_len must be at most the model's sliding_window ({window}), got {limits.max_model_len}: "
+            "engines here keep and attend to all tokens"
+        )
     blocks = cache.memory_mib * 2**20 // per_block
     needed = -(-limits.max_model_len // cache.block_size)
     if blocks < needed:

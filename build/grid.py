@@ -35,7 +35,7 @@ class Grid:
 def fit(matrix: np.ndarray) -> Grid | None:
     """The grid that `matrix` lies on, or None when a group of its rows lies on none.
 
-    The spacing is unknown: the widest number of steps between minimum and maximum that fits is taken.
+    The spacing is unknown: the largest number of steps between minimum and maximum that fits is taken, then reduced.
     """
     rows, columns = matrix.shape
     if columns % GROUP:
@@ -56,11 +56,15 @@ def fit(matrix: np.ndarray) -> Grid | None:
             break
     if not step.all():
         return None
-    step = step.astype(np.float16)
+    q = q.astype(np.uint8)
+    common = np.maximum(np.gcd.reduce(q, axis=-1, keepdims=True), 1)
+    q, step = q // common, (step * common).astype(np.float16)
     zero_point = (-low / step.astype(np.float32)).astype(np.float16)
+    found = Grid(q, zero_point, step)
     if not (np.isfinite(zero_point).all() and step.all()):
         return None
-    return Grid(q.astype(np.uint8), zero_point, step)
+    missed = np.abs(found.values().reshape(groups.shape) - groups) / step.astype(np.float32)
+    return found if missed.max() < 2 * TOLERANCE else None
 
 
 def matmuls(model: Any) -> list[Any]:
