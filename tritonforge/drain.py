@@ -50,7 +50,7 @@ def _watch(path: Path, drain: Callable[[float], None], end_orphan: Callable[[int
         pause.wait(POLL_S)
         if not asked and path.exists():
             asked = True
-            drain(float(path.read_text()))
+            drain(float(path.read_text(encoding="utf-8")))
             _done(path).touch()
     end_orphan(ORPHANED)
 
