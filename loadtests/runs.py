@@ -71,6 +71,8 @@ class Run:
         for chosen in selected:
             lint(parsed, chosen)
         opened = Release.open(release) if release else None
+        if opened is not None:
+            opened.verify()
         if tokenizer is None and opened is not None:
             tokenizer = opened.model_repository / "tokenizer" / "1" / "tokenizer.json"
         if tokenizer is None:

@@ -5,28 +5,16 @@ The verdict calls `check_profile`; a broken check makes a profile INVALID, whate
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from loadtests import metrics
+from loadtests.account import counters_agree, one_model_version, statistics_agree
+from loadtests.checks import Check, equal, issued, limited
 from loadtests.contract import Contract, Profile
 from loadtests.records import NOT_ISSUED, OK, ProfileRun, Record, ShardReport
 from loadtests.schedule import build_schedule, schedule_sha256
 
 EARLY_NS = 1_000_000
 IN_FLIGHT_SLACK = 0.5
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check of the measurement: `text` says what was found and, when it is broken, which rule it broke.
-
-    `ok` is None when the check had nothing to look at, which breaks nothing.
-    """
-
-    name: str
-    ok: bool | None
-    text: str
 
 
 def check_profile(contract: Contract, profile: Profile, run: ProfileRun) -> tuple[Check, ...]:
@@ -38,41 +26,24 @@ def check_profile(contract: Contract, profile: Profile, run: ProfileRun) -> tupl
         _records_are_consistent(run),
         _guard_not_reached(profile, run),
     ]
-    for check in (_sent_on_time, _client_had_cpu, _message_rate, _issued_ratio, _in_flight, _counters, _model_version):
-        checks.append(check(contract, run))
-    checks += _server_account(contract, run)
-    return tuple(checks)
+    of_client = (_sent_on_time, _client_had_cpu, _message_rate, _issued_ratio, _in_flight)
+    checks += [check(contract, run) for check in (*of_client, counters_agree, one_model_version)]
+    return (*checks, *statistics_agree(contract, run))
 
 
 def check_identity(contract: Contract, header: dict) -> tuple[Check, ...]:
     """Is what was measured what the contract speaks of? A fact that is expected but unknown is a mismatch."""
     found, expect = header.get("identity", {}), contract.target.expect
-    checks = [_equal("contract", contract.sha256, header.get("contract_sha256"))]
+    checks = [equal("contract", contract.sha256, header.get("contract_sha256"))]
     for name in ("release_digest", "server_version"):
         wanted = getattr(expect, name)
         if wanted is not None:
-            checks.append(_equal(name, wanted, found.get(name)))
+            checks.append(equal(name, wanted, found.get(name)))
     return tuple(checks)
 
 
-def _equal(name: str, wanted: str, found: str | None) -> Check:
-    same = wanted == found
-    return Check(name, same, f"{name} is {found}" + ("" if same else f", the contract says {wanted}"))
-
-
-def _limit(name: str, what: str, value: float, limit: float, *, at_least: bool = False) -> Check:
-    """A check of `value` against its limit: at most `limit`, or at least."""
-    ok = value >= limit if at_least else value <= limit
-    side = "at least" if at_least else "at most"
-    return Check(name, ok, f"{what} {value:.6g}" + ("" if ok else f", must be {side} {limit:g}"))
-
-
-def _issued(run: ProfileRun) -> list[Record]:
-    return [record for record in run.records if record.sent_ns is not None]
-
-
 def _load_was_issued(run: ProfileRun) -> Check:
-    measured = sum(record.measured for record in _issued(run))
+    measured = sum(record.measured for record in issued(run))
     return Check(
         "load", measured > 0, f"{measured} measured requests were issued" + ("" if measured else ": empty run")
     )
@@ -149,30 +120,30 @@ def _guard_not_reached(profile: Profile, run: ProfileRun) -> Check:
 
 
 def _sent_on_time(contract: Contract, run: ProfileRun) -> Check:
-    delays = [metrics.client_delay_ns(record) for record in _issued(run) if record.measured]
+    delays = [metrics.client_delay_ns(record) for record in issued(run) if record.measured]
     timers = [lag for shard in run.shards for lag in shard.lag_ns]
     worst = max(metrics.percentile_ns(delays, 0.99) or 0, metrics.percentile_ns(timers, 0.99) or 0)
     limit = contract.measurement.schedule_lag_p99_ms
-    return _limit("lag", "p99 of how late the client sent, or woke up, in ms:", worst / 1e6, limit)
+    return limited("lag", "p99 of how late the client sent, or woke up, in ms:", worst / 1e6, limit)
 
 
 def _client_had_cpu(contract: Contract, run: ProfileRun) -> Check:
     share = max((shard.cpu_ns / shard.wall_ns for shard in run.shards if shard.wall_ns), default=0.0)
     limit = contract.measurement.client_cpu_max
-    return _limit("client_cpu", "share of one core the busiest worker used:", share, limit)
+    return limited("client_cpu", "share of one core the busiest worker used:", share, limit)
 
 
 def _message_rate(contract: Contract, run: ProfileRun) -> Check:
     per_second = Counter((r.shard, at // 1_000_000_000) for r in run.records for at, _ in r.chunks)
     limit = contract.measurement.messages_per_s_max
-    return _limit("messages", "responses in a worker's busiest second:", max(per_second.values(), default=0), limit)
+    return limited("messages", "responses in a worker's busiest second:", max(per_second.values(), default=0), limit)
 
 
 def _issued_ratio(contract: Contract, run: ProfileRun) -> Check:
     measured = [record for record in run.records if record.measured]
-    issued = sum(record.sent_ns is not None for record in measured)
-    ratio = issued / len(measured) if measured else 0.0
-    return _limit("issued", "issued over scheduled:", ratio, contract.measurement.issued_ratio_min, at_least=True)
+    sent = sum(record.sent_ns is not None for record in measured)
+    ratio = sent / len(measured) if measured else 0.0
+    return limited("issued", "issued over scheduled:", ratio, contract.measurement.issued_ratio_min, at_least=True)
 
 
 def mean_in_flight(shard: ShardReport) -> float | None:
@@ -194,60 +165,6 @@ def _in_flight(contract: Contract, run: ProfileRun) -> Check:
         own = [r for r in run.records if r.shard == shard.shard and r.sent_ns is not None and r.end_ns is not None]
         recorded = sum(r.end_ns - r.sent_ns for r in own) / shard.wall_ns
         worst = max(worst, (abs(seen - recorded) - IN_FLIGHT_SLACK) / max(seen, recorded, 1e-9))
-    return _limit("in_flight", "relative difference of open requests, counted live and recorded:", max(worst, 0), limit)
-
-
-def _counters(contract: Contract, run: ProfileRun) -> Check:
-    """The server counted at least all ok requests, and at most all issued, where a failed one may count twice."""
-    if not run.server:
-        return Check("counters", None, "the server offers no counters")
-    before, after = run.server["before"], run.server["after"]
-    counted = sum(after.values()) - sum(before.values())
-    ok = sum(record.status == OK for record in run.records)
-    issued = len(_issued(run))
-    tolerance = contract.measurement.counter_mismatch_max
-    good = ok * (1 - tolerance) <= counted <= (2 * issued - ok) * (1 + tolerance)
-    text = f"the server counted {counted} requests, the client issued {issued}, {ok} ok"
-    return Check("counters", good, text + ("" if good else ": somebody else used it, or requests were lost"))
-
-
-def _model_version(contract: Contract, run: ProfileRun) -> Check:
-    found = sorted({record.model_version for record in run.records if record.model_version})
-    wanted = contract.target.expect.model_version
-    good = len(found) <= 1 if wanted is None else found == [wanted]
-    rule = "" if good else ", must be one version" + (f": {wanted}" if wanted else "")
-    return Check("model_version", good, f"answers came from version {', '.join(found) or 'unknown'}{rule}")
-
-
-def _server_account(contract: Contract, run: ProfileRun) -> Iterator[Check]:
-    """Token counts, phases and cache use that the server reports with each answer, against what the client saw."""
-    limits = contract.measurement
-    ok = [record for record in run.records if record.status == OK and record.measured]
-    told = [record for record in run.records if record.statistics is not None and record.measured]
-    if not ok and not told:
-        yield Check("statistics", None, "no request ended ok")
-        return
-
-    def share(rule: Callable[[Record], bool]) -> float:
-        return sum(map(rule, told)) / len(told) if told else 0.0
-
-    matched = sum(record.statistics is not None for record in ok) / len(ok) if ok else 1.0
-    yield _limit("statistics", "share of ok answers with them:", matched, limits.statistics_matched_min, at_least=True)
-    wrong_prompt = share(lambda r: r.statistics["prompt_tokens"] != r.prompt_tokens)
-    yield _limit("prompt_tokens", "share the server counts otherwise:", wrong_prompt, limits.prompt_token_mismatch_max)
-    wrong_output = share(lambda r: r.statistics["completion_tokens"] != r.received_tokens)
-    yield _limit("output_tokens", "share the server counts otherwise:", wrong_output, limits.output_token_mismatch_max)
-    prompt = sum(record.prompt_tokens for record in told)
-    cached = sum(record.statistics["cached_tokens"] for record in told) / prompt if prompt else 0.0
-    yield _limit("prefix_cache", "share of prompt tokens from the cache:", cached, limits.prefix_cached_max)
-    impossible = share(lambda r: _impossible(r, limits.residual_min_ms))
-    rule = f"share of answers whose server phases exceed what the client saw by over {-limits.residual_min_ms:g} ms:"
-    yield _limit("phases", rule, impossible, limits.residual_violations_max)
-
-
-def _impossible(record: Record, residual_min_ms: float) -> bool:
-    """True when the server's phases are negative, or add up to more than the client waited."""
-    if any(value < 0 for value in record.statistics.values()):
-        return True
-    residuals = (metrics.residual_ttft_ns(record), metrics.residual_e2e_ns(record))
-    return any(residual is not None and residual < residual_min_ms * 1e6 for residual in residuals)
+    return limited(
+        "in_flight", "relative difference of open requests, counted live and recorded:", max(worst, 0), limit
+    )

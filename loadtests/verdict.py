@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 from loadtests import metrics
 from loadtests.binomial import FAIL, INCONCLUSIVE, PASS, compliance_bounds, decide, quantile_ranks, samples_needed
+from loadtests.checks import Check
 from loadtests.contract import Contract, Objective, Profile
 from loadtests.metrics import DURATION, METRICS, RATIO
 from loadtests.records import OK, CampaignRun, ProfileRun, Record
 from loadtests.schedule import Window, windows
-from loadtests.validity import Check, check_identity, check_profile
+from loadtests.validity import check_identity, check_profile
 
 INVALID, NOT_RUN = "INVALID", "NOT_RUN"
 LATE, MET = "late", "met"

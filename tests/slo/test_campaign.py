@@ -3,7 +3,6 @@
 The load runs in processes of its own, as in production; only the server is a stub.
 """
 
-import copy
 import json
 import os
 import signal
@@ -12,65 +11,17 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
+from slo_campaigns import CAMPAIGN, ENVIRONMENT, arguments, document_with, run_campaign
 from slo_stub import Behaviour, Stub
-from slo_support import DOCUMENT, ROOT, to_toml
+from slo_support import DOCUMENT, to_toml
 
 from loadtests import metrics
 from loadtests.campaign import main
 from loadtests.records import read_run
 from loadtests.schedule import Slot
 from loadtests.streams import Stream, build_request, on_channel, open_channel
-
-CAMPAIGN = str(ROOT / "loadtests" / "campaign.py")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-
-
-@dataclass
-class Outcome:
-    """What a campaign left behind."""
-
-    exit_code: int
-    folder: Path
-    stub: Stub
-
-    @property
-    def report(self) -> dict:
-        return json.loads((self.folder / "report.json").read_text())
-
-    @property
-    def profile(self) -> dict:
-        return self.report["profiles"][0]
-
-    def objective(self, name: str) -> dict:
-        return next(row for row in self.profile["objectives"] if row["id"] == name)
-
-    def broken(self) -> set[str]:
-        return {check["name"] for check in self.profile["checks"] if check["ok"] is False}
-
-
-def arguments(contract: Path, tokenizer: Path, out: Path) -> list[str]:
-    return ["--contract", str(contract), "--tokenizer", str(tokenizer), "--out", str(out)]
-
-
-def run_campaign(folder: Path, tokenizer: Path, behaviour: Behaviour, document: dict) -> Outcome:
-    folder.mkdir(exist_ok=True)
-    contract = folder / "given.toml"
-    contract.write_text(to_toml(document))
-    with Stub(behaviour) as stub:
-        code = main([*arguments(contract, tokenizer, folder), "--url", stub.url])
-        time.sleep(0.2)
-        return Outcome(code, folder, stub)
-
-
-def document_with(*, rate=40.0, seconds=2.5, **profile) -> dict:
-    document = copy.deepcopy(DOCUMENT)
-    document["measurement"]["schedule_lag_p99_ms"] = 2000  # several campaigns share two cores here
-    document["profiles"][0]["arrivals"]["phases"][1] |= {"rate": rate, "seconds": seconds}
-    document["profiles"][0] |= profile
-    return document
 
 
 def cost_of_a_bare_call() -> float:
@@ -256,42 +207,3 @@ def test_an_interrupted_campaign_reports_what_it_has(tmp_path, tokenizer):
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["verdict"]["status"] == "INVALID"
     assert report["profiles"][0]["counts"]["ok"] >= 20
-
-
-def locust(folder: Path, stub: Stub, tokenizer: Path, *arguments: str) -> subprocess.Popen:
-    (folder / "given.toml").write_text(to_toml(document_with()))
-    command = ["locust", "-f", str(ROOT / "loadtests" / "locustfile.py"), "--host", stub.url]
-    command += ["--contract", str(folder / "given.toml"), "--tokenizer", str(tokenizer), "--out", str(folder / "out")]
-    return subprocess.Popen(
-        [*command, *arguments], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def test_plain_locust_judges_too(tmp_path, tokenizer):
-    """As Locust users run it: headless, with CSV; its statistics show TTFT and TPOT, its exit code is the verdict's."""
-    with Stub() as stub:
-        process = locust(tmp_path, stub, tokenizer, "--headless", "--only-summary", "--csv", str(tmp_path / "stats"))
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output
-    assert "verdict: PASS" in output
-    rows = (tmp_path / "stats_stats.csv").read_text()
-    for kind in ("E2E", "TTFT", "TPOT"):
-        assert f"{kind},small/steady," in rows
-
-
-def test_a_killed_worker_is_not_a_smaller_load(tmp_path, tokenizer):
-    """Two workers, one dies: Locust itself would exit 0; the measurement is invalid."""
-    with Stub() as stub:
-        port = str(20_000 + os.getpid() % 10_000)
-        workers = [locust(tmp_path, stub, tokenizer, "--worker", "--master-port", port) for _ in range(2)]
-        flags = ("--master", "--master-bind-port", port, "--expect-workers", "2", "--headless", "--only-summary")
-        master = locust(tmp_path, stub, tokenizer, *flags)
-        deadline = time.monotonic() + 30
-        while stub.seen < 20 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        workers[0].kill()
-        output, _ = master.communicate(timeout=60)
-        for worker in workers:
-            worker.communicate(timeout=20)
-    assert master.returncode == 3, output
-    assert "a worker was lost" in output

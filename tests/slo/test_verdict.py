@@ -204,6 +204,13 @@ def test_another_release_than_expected_is_invalid(document, expect, found):
     assert verdict.exit_code == 0
 
 
+def test_a_server_that_only_fails_is_failed_also_when_its_version_is_unknown(document):
+    document["target"]["expect"] = {"model_version": "1"}
+    contract = parse_contract(document)
+    run = make_run(contract, lambda r: replace(failing(r), model_version=None))
+    assert judge(contract, run).exit_code == 1
+
+
 def test_records_of_another_contract_are_invalid(contract, document):
     document["profiles"][0]["objectives"][0]["le"] = 9000
     assert judge(parse_contract(document), make_run(contract)).exit_code == 3
