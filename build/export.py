@@ -13,14 +13,14 @@ from typing import Any
 
 import checkout  # noqa: F401  (puts the repository root on sys.path)
 import checkpoint
+import ir
 import reference
 import stage
 import texts
 from recipe import Recipe
 
-MODEL = "openvino_model"
 SOURCES = tuple(
-    f"build/{name}.py" for name in ("export", "checkpoint", "gguf_checkpoint", "sources", "reference", "texts")
+    f"build/{name}.py" for name in ("export", "checkpoint", "gguf_checkpoint", "sources", "reference", "texts", "ir")
 )
 PACKAGES = ("python", "torch", "transformers", "optimum", "optimum-intel", "openvino", "tokenizers", "gguf")
 
@@ -96,13 +96,16 @@ def chat_template(folder: Path, config: dict[str, Any]) -> str | None:
 
 def write_openvino(model: Any, folder: Path) -> None:
     """Write the stateful float32 OpenVINO model of a torch model to `folder`."""
+    import openvino as ov
     from optimum.exporters.openvino import export_from_model
     from optimum.intel.openvino import OVConfig
 
     scratch = folder / "optimum"
     export_from_model(model, scratch, task="text-generation-with-past", ov_config=OVConfig(dtype="fp32"), stateful=True)
-    for suffix in (".xml", ".bin"):
-        (scratch / f"{MODEL}{suffix}").rename(folder / f"{MODEL}{suffix}")
+    exported = ov.Core().read_model(scratch / f"{ir.MODEL}.xml")
+    ir.normalise(exported)
+    ov.save_model(exported, folder / f"{ir.MODEL}.xml", compress_to_fp16=False)
+    del exported
     shutil.rmtree(scratch)
 
 

@@ -68,10 +68,16 @@ def fit(matrix: np.ndarray) -> Grid | None:
 
 
 def matmuls(model: Any) -> list[Any]:
-    """The MatMul nodes of an OpenVINO model whose second input is a float32 matrix that no embedding shares."""
+    """The MatMul nodes of a language model whose second input is a float32 matrix; not the LM head, nor a shared one.
+
+    Embeddings and head are where few bits hurt most: they are kept in more bits by whoever quantizes the rest.
+    """
+    head = model.get_results()[0].input_value(0).get_node()
+    while head.get_type_name() != "MatMul":
+        head = head.input_value(0).get_node()
     found = []
     for node in model.get_ops():
-        if node.get_type_name() != "MatMul":
+        if node.get_type_name() != "MatMul" or node.get_friendly_name() == head.get_friendly_name():
             continue
         weight = node.input_value(1).get_node()
         plain = weight.get_type_name() == "Constant" and weight.get_element_type().get_type_name() == "f32"

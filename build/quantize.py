@@ -6,12 +6,12 @@ bf16 stores every matrix in bf16. int8 goes through NNCF. int4 keeps weights on 
 in 4 bits before, without loss; other checkpoints go through NNCF with AWQ and scale estimation on calibration texts.
 """
 
-import re
 from pathlib import Path
 from typing import Any
 
 import checkout  # noqa: F401  (puts the repository root on sys.path)
 import grid
+import ir
 import numpy as np
 import stage
 import texts
@@ -19,11 +19,8 @@ from recipe import Recipe, Weights
 
 from tritonforge.errors import InvalidCheckpoint
 
-MODEL = "openvino_model"
 MATRIX_BYTES = 4096
 """Smaller constants are not worth storing in fewer bits."""
-NUMBERED = re.compile(r"[A-Z][A-Za-z]*_\d+")
-"""The name OpenVINO gives to a node that got none."""
 LARGEST = {"bf16": 0.55, "int8": 0.32, "int4": 0.26}
 """The largest part of the float32 size that the weights may keep; more means that a quantizer left them alone."""
 
@@ -39,7 +36,7 @@ def plan_stage(exported: stage.Done, recipe: Recipe) -> stage.Stage:
         inputs=inputs,
         settings=settings(recipe.weights),
         packages=("python", "openvino", "nncf", "tokenizers"),
-        sources=("build/quantize.py", "build/grid.py", "build/texts.py"),
+        sources=("build/quantize.py", "build/grid.py", "build/ir.py", "build/texts.py"),
     )
 
 
@@ -57,12 +54,12 @@ def quantize(exported: stage.Done, recipe: Recipe, out: Path, *, force: bool = F
     def make(folder: Path) -> dict[str, Any]:
         import openvino as ov
 
-        model = ov.Core().read_model(exported.folder / f"{MODEL}.xml")
+        model = ov.Core().read_model(exported.folder / f"{ir.MODEL}.xml")
         model, method = shrink(model, recipe.weights, exported.folder)
-        normalise(model)
-        ov.save_model(model, folder / f"{MODEL}.xml", compress_to_fp16=recipe.weights.precision != "bf16")
-        before = exported.record["files"][f"{MODEL}.bin"]["bytes"]
-        after = (folder / f"{MODEL}.bin").stat().st_size
+        ir.normalise(model)
+        ov.save_model(model, folder / f"{ir.MODEL}.xml", compress_to_fp16=recipe.weights.precision != "bf16")
+        before = exported.record["files"][f"{ir.MODEL}.bin"]["bytes"]
+        after = (folder / f"{ir.MODEL}.bin").stat().st_size
         check_shrunk(recipe.weights.precision, before, after)
         sizes = {"weight_bytes_float32": before, "weight_bytes": after, "constants": constant_bytes(model)}
         return {"method": method, **sizes}
@@ -130,20 +127,6 @@ def model_inputs(ids: list[int]) -> dict[str, Any]:
         "beam_idx": np.zeros(1, np.int32),
         "nncf_reset_state": True,
     }
-
-
-def normalise(model: Any) -> None:
-    """Make the file a function of the model alone.
-
-    Exporters note their versions in it (the record has them), and nodes without a name of their own are numbered by how
-    many the process had made before.
-    """
-    for key in ("optimum", "nncf", "conversion_parameters"):
-        if key in model.rt_info:
-            del model.rt_info[key]
-    for index, node in enumerate(model.get_ordered_ops()):
-        if NUMBERED.fullmatch(node.get_friendly_name()):
-            node.set_friendly_name(f"{node.get_type_name()}_n{index}")
 
 
 def constant_bytes(model: Any) -> dict[str, int]:

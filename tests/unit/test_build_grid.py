@@ -57,32 +57,43 @@ def test_columns_that_do_not_divide_into_groups_are_on_no_grid():
     assert grid.fit(on_grid(np.random.default_rng(3))[:, :80]) is None
 
 
-def test_the_rewritten_model_computes_the_same():
-    """One MatMul on a grid and one embedding: the 4-bit model differs by the float16 of the zero points only."""
+def model_of(*matrices):
+    """An OpenVINO model that multiplies by each matrix [out, in] in turn; the last one is its LM head."""
     import openvino as ov
     import openvino.opset13 as ops
 
+    x = ops.parameter([-1, matrices[0].shape[1]], np.float32)
+    node = x
+    for matrix in matrices:
+        node = ops.matmul(node, ops.constant(matrix), False, True)
+    return ov.Model([node], [x], "tiny")
+
+
+def test_the_rewritten_model_computes_the_same():
+    """The 4-bit model differs by the float16 of the zero points only; the LM head stays float32."""
+    import openvino as ov
+
     rng = np.random.default_rng(4)
-    matrix = on_grid(rng)
-    x = ops.parameter([-1, 96], np.float32)
-    model = ov.Model([ops.matmul(x, ops.constant(matrix), False, True)], [x], "tiny")
+    first, head = on_grid(rng), rng.normal(size=(8, 24)).astype(np.float32)
+    model = model_of(first, head)
     grids = grid.find(model)
     assert len(grids) == 1
     grid.store(model, grids)
-    kinds = {op.get_element_type().get_type_name() for op in model.get_ops() if op.get_type_name() == "Constant"}
-    assert "u4" in kinds and "f32" not in kinds
+    constants = [op for op in model.get_ops() if op.get_type_name() == "Constant"]
+    kinds = [op.get_element_type().get_type_name() for op in constants]
+    assert kinds.count("u4") == 1 and kinds.count("f32") == 1
     rows = rng.normal(size=(5, 96)).astype(np.float32)
-    exact = {"INFERENCE_PRECISION_HINT": "f32"}
-    found = ov.Core().compile_model(model, "CPU", exact)(rows)[0]
-    assert np.abs(found - rows @ matrix.T).max() < 2e-3 * np.abs(rows @ matrix.T).max()
+    found = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(rows)[0]
+    expected = rows @ first.T @ head.T
+    assert np.abs(found - expected).max() < 2e-3 * np.abs(expected).max()
 
 
 def test_one_matrix_off_the_grid_leaves_the_whole_model_to_the_quantizer():
-    import openvino as ov
-    import openvino.opset13 as ops
-
     rng = np.random.default_rng(5)
-    x = ops.parameter([-1, 96], np.float32)
-    first = ops.matmul(x, ops.constant(on_grid(rng, rows=96)), False, True)
-    second = ops.matmul(first, ops.constant(rng.normal(size=(8, 96)).astype(np.float32)), False, True)
-    assert grid.find(ov.Model([second], [x], "tiny")) is None
+    off = rng.normal(size=(96, 96)).astype(np.float32)
+    assert grid.find(model_of(on_grid(rng, rows=96), off, on_grid(rng))) is None
+    assert grid.find(model_of(on_grid(rng, rows=96), on_grid(rng, rows=96), on_grid(rng))) is not None
+
+
+def test_a_model_without_matrices_has_no_grid():
+    assert grid.find(model_of(on_grid(np.random.default_rng(7)))) is None
