@@ -6,6 +6,7 @@ measures how late it is itself, and ends streams that are silent for too long or
 
 import contextlib
 import gc
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -75,6 +76,7 @@ class Walk:
             cpu_ns=time.process_time_ns() - cpu_before,
             lag_ns=self._lag_ns,
             in_flight=self._samples,
+            nice=os.getpriority(os.PRIO_PROCESS, 0),
         )
 
     def progress(self) -> str:

@@ -61,7 +61,7 @@ class ShardReport:
     """One worker's share of a profile, and the worker's own health while it ran.
 
     `lag_ns` are how late a 50 ms timer fired; `in_flight` are (time in ns, open requests) samples of a live counter;
-    `requests` is the number of request lines written before the end.
+    `requests` is the number of request lines written before the end, `nice` the worker's scheduling priority.
     """
 
     shard: int
@@ -74,6 +74,7 @@ class ShardReport:
     cpu_ns: int
     lag_ns: tuple[int, ...]
     in_flight: tuple[tuple[int, int], ...]
+    nice: int = 0
 
 
 @dataclass(frozen=True)

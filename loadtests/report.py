@@ -98,6 +98,7 @@ def _load(profile: Profile, run: ProfileRun, measured: Sequence[Record]) -> dict
         "output_tokens_per_s": round(tokens / seconds, 3),
         "timer_lag_ms": {"p99": ms(percentile_ns(lags, 0.99)), "max": ms(max(lags, default=None))},
         "client_cpu": [round(shard.cpu_ns / shard.wall_ns, 4) for shard in run.shards if shard.wall_ns],
+        "client_nice": [shard.nice for shard in run.shards],
         "in_flight": {"mean": round(sum(means), 3), "max_of_a_worker": max(samples, default=0)},
     }
 

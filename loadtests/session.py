@@ -5,6 +5,7 @@ both. Needs gevent, with gRPC initialised for it.
 """
 
 import contextlib
+import os
 import time
 from typing import Any
 
@@ -26,6 +27,12 @@ from loadtests.target import counters, inspect
 PROGRESS_S = 10.0
 BARRIER_S = 2.0
 LATE_WORKER_S = 30.0
+
+
+def _ask_for_priority() -> None:
+    """A client that waits for a core measures itself. It needs little CPU: where allowed, it goes first."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
 
 
 class RequestFailed(Exception):
@@ -55,6 +62,7 @@ class Walker:
     """Walks shard `shard` of `of`, from `start_at` (seconds of the wall clock) or at once."""
 
     def __init__(self, environment: Environment, run: Run, *, shard: int = 0, of: int = 1, start_at: float = 0.0):
+        _ask_for_priority()
         self._environment, self._start_at = environment, start_at
         self._profile = run.contract.profile(run.profiles[0])
         schedule = build_schedule(self._profile)

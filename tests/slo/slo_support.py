@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.contract import Contract
-from loadtests.records import OK, CampaignRun, ProfileRun, Record, ShardReport
+from loadtests.records import ERROR, OK, CampaignRun, ProfileRun, Record, ShardReport
 from loadtests.schedule import Slot, build_schedule, schedule_sha256
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,3 +130,8 @@ def make_run(contract: Contract, change: Callable[[Record], Record] = lambda rec
 def change_part(run: CampaignRun, **changes) -> CampaignRun:
     """The same campaign with its first profile changed."""
     return replace(run, profiles=(replace(run.profiles[0], **changes), *run.profiles[1:]))
+
+
+def failing(record: Record, status: str = ERROR) -> Record:
+    """The same request, ended without an answer."""
+    return replace(record, status=status, code="X", chunks=(), statistics=None)
