@@ -11,7 +11,10 @@ from tritonforge.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a request's answer gained. A final one has a finish reason; `error` says why when that is ERROR."""
+    """What a request's answer gained. A final one has a finish reason; `error` says why when that is ERROR.
+
+    The text of a token may come with a later delta: while a character is unfinished, or could begin a stop string.
+    """
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
@@ -38,7 +41,6 @@ class Generation:
         self.text = TextStream(decode, asked.stop)
         self.timeline = Timeline(now_ns)
         self.sink = sink
-        self.unsent: list[int] = []  # token ids whose text is not complete yet
 
     def statistics(self, now_ns: int) -> dict[str, int]:
         """Usage, phase durations and counts under their contract names, as of `now_ns`."""

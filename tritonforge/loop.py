@@ -38,6 +38,7 @@ class EngineLoop:
         decode: Decode,
         stop_token_ids: frozenset[int] = frozenset(),
         *,
+        on_start: Callable[[], None] = lambda: None,
         on_death: Callable[[], None] = lambda: None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -45,6 +46,7 @@ class EngineLoop:
         self.scheduler = scheduler
         self._decode = decode
         self._stop_token_ids = stop_token_ids
+        self._on_start = on_start
         self._on_death = on_death
         self._clock_ns = clock_ns
         self._keys = count()
@@ -118,6 +120,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            self._on_start()
             while not self._stopping:
                 if not self.scheduler.has_work:
                     self._inbox.get()()
@@ -162,24 +165,18 @@ class EngineLoop:
 
     def _emit(self, generation: Generation, event: TokenEvent, now_ns: int) -> None:
         generation.timeline.token(now_ns)
-        generation.unsent.append(event.token_id)
         reason = event.finish_reason
         text = generation.text.push(event.token_id, final=reason is not None)
         if generation.text.stopped:
             reason = FinishReason.STOP
             self.scheduler.finish(generation.request, reason)
-        if text or reason is not None:
-            self._send(generation, text, reason)
+        self._send(generation, Delta(text, (event.token_id,), reason))
 
-    def _send(
-        self, generation: Generation, text: str, reason: FinishReason | None, error: TritonForgeError | None = None
-    ) -> None:
-        token_ids = tuple(generation.unsent)
-        generation.unsent.clear()
-        if reason is not None:
+    def _send(self, generation: Generation, delta: Delta) -> None:
+        if delta.final:
             del self._generations[generation.key]
             self._note_idle()
-        generation.sink(generation, Delta(text, token_ids, reason, error))
+        generation.sink(generation, delta)
 
     def _add(self, generation: Generation) -> None:
         self._generations[generation.key] = generation
@@ -188,16 +185,16 @@ class EngineLoop:
                 raise Overloaded(self._refusal)
             self.scheduler.add(generation.request)
         except TritonForgeError as error:
-            self._send(generation, "", FinishReason.ERROR, error)
+            self._send(generation, Delta(finish_reason=FinishReason.ERROR, error=error))
 
     def _cancel(self, generation: Generation | None) -> None:
         if generation is not None:
             self.scheduler.finish(generation.request, FinishReason.CANCELLED)
-            self._send(generation, generation.text.push(None, final=True), FinishReason.CANCELLED)
+            self._send(generation, Delta(generation.text.push(None, final=True), (), FinishReason.CANCELLED))
 
     def _fail(self, generation: Generation, error: TritonForgeError) -> None:
         self.scheduler.finish(generation.request, FinishReason.ERROR)
-        self._send(generation, "", FinishReason.ERROR, error)
+        self._send(generation, Delta(finish_reason=FinishReason.ERROR, error=error))
 
     def _note_idle(self) -> None:
         if self._refusal is not None and not self._generations:
@@ -214,7 +211,7 @@ class EngineLoop:
         log.critical("the engine loop died", exc_info=error)
         self._refusal = f"the engine loop died: {type(error).__name__}: {error}"
         for generation in list(self._generations.values()):
-            self._send(generation, "", FinishReason.ERROR, EngineFailure(self._refusal))
+            self._send(generation, Delta(finish_reason=FinishReason.ERROR, error=EngineFailure(self._refusal)))
         self._on_death()
 
 
