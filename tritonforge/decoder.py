@@ -4,10 +4,7 @@ decoder.json of the release says which engine and which limits; see DecoderConfi
 """
 
 import json
-import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +16,6 @@ from tritonforge.loop import EngineLoop
 from tritonforge.request import Limits
 from tritonforge.scheduler import Scheduler, SchedulerConfig
 from tritonforge.text import Tokenizer
-
-COMPUTE_NICENESS = 5
-
 
 @dataclass(frozen=True)
 class DecoderConfig:
@@ -59,21 +53,6 @@ def load_engine(name: str, folder: Path, config: dict[str, Any]) -> Engine:
     raise ReleaseMismatch(f"engine must be one of openvino, got {name!r}")
 
 
-def yield_to_others() -> None:
-    """Lower the priority of the calling thread, and of all threads that it will start.
-
-    The threads that compute a step would otherwise keep a busy machine's cores from those that carry a finished token to
-    its client: each hand-over between two of them waited for a time slice.
-    """
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPUTE_NICENESS)
-
-
-def _load_in_background(load: Callable[[], Engine]) -> Engine:
-    """Load in a thread of low priority, which the engine's worker threads inherit: raising it again may be forbidden."""
-    with ThreadPoolExecutor(1, initializer=yield_to_others) as background:
-        return background.submit(load).result()
-
-
 class Decoder:
     """A loaded decoder: engine, tokenizer and the running loop."""
 
@@ -81,7 +60,7 @@ class Decoder:
         """Load from `folder`, the version folder of the decoder in a release that was verified."""
         config = DecoderConfig.read(folder / "decoder.json")
         self.tokenizer = Tokenizer(folder)
-        engine = _load_in_background(lambda: load_engine(config.engine, folder / "engine", config.engine_config))
+        engine = load_engine(config.engine, folder / "engine", config.engine_config)
         self.limits = Limits(engine.spec.max_model_len, engine.spec.vocab_size)
         blocks = BlockManager(engine.spec.num_blocks, engine.spec.block_size)
         self.loop = EngineLoop(
@@ -90,6 +69,5 @@ class Decoder:
             self.tokenizer.decode,
             config.stop_token_ids,
             on_death=on_death,
-            on_start=yield_to_others,
         )
         self.loop.start()

@@ -38,7 +38,6 @@ class EngineLoop:
         decode: Decode,
         stop_token_ids: frozenset[int] = frozenset(),
         *,
-        on_start: Callable[[], None] = lambda: None,
         on_death: Callable[[], None] = lambda: None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -46,7 +45,6 @@ class EngineLoop:
         self.scheduler = scheduler
         self._decode = decode
         self._stop_token_ids = stop_token_ids
-        self._on_start = on_start
         self._on_death = on_death
         self._clock_ns = clock_ns
         self._keys = count()
@@ -120,7 +118,6 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            self._on_start()
             while not self._stopping:
                 if not self.scheduler.has_work:
                     self._inbox.get()()
