@@ -78,6 +78,13 @@ def table(release: str, runs: list[dict[str, Figures]]) -> str:
     )
 
 
+def write(path: Path, runs: dict[Path, list[dict[str, Figures]]]) -> None:
+    """All figures so far as JSON, so that an interrupted benchmark keeps what it measured."""
+    plain = {release.name: [{k: vars(v) for k, v in run.items()} for run in taken] for release, taken in runs.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(plain, indent=2), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("releases", nargs="+", type=Path)
@@ -103,12 +110,10 @@ def main() -> None:
                 contestants = (OURS, SERVED, PEER) if repeat % 2 == 0 else (PEER, SERVED, OURS)
                 taken = {name: measure(name, release, workload, options.peer_python) for name in contestants}
                 runs[release].append({name: taken[name] for name in (OURS, SERVED, PEER)})
+                write(options.out, runs)
                 print(f"repeat {repeat + 1} of {options.repeats}: {release.name} done", file=sys.stderr, flush=True)
     for release, taken in runs.items():
         print(table(release.name, taken), flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    plain = {release.name: [{k: vars(v) for k, v in run.items()} for run in taken] for release, taken in runs.items()}
-    options.out.write_text(json.dumps(plain, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":
