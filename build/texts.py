@@ -7,18 +7,19 @@ import json
 from pathlib import Path
 
 import checkout
-import jinja2
 import numpy as np
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from tritonforge.errors import InvalidCheckpoint
+from tritonforge.chat import ChatTemplate
+from tritonforge.errors import InvalidCheckpoint, InvalidRequest
 from tritonforge.release import content_digest, describe_files
 
 QUALITY = checkout.DATA / "quality"
 CALIBRATION = checkout.DATA / "calibration"
 MAX_TOKENS = 1024
 """Tokens of each quality text that are measured at most."""
+FIXED_DATE = "2025-01-01"
+"""The date in chats: a digest must not depend on the day of the build."""
 SAMPLE = 256
 """Tokens of one calibration sample."""
 
@@ -59,29 +60,13 @@ def calibration_samples(tokenizer_dir: Path) -> list[list[int]]:
 
 def render_chat(tokenizer_dir: Path, messages: list[dict[str, str]]) -> str:
     """A chat as the model's own template spells it, or one `role: content` line a message where it has no template."""
-    path = tokenizer_dir / "chat_template.jinja"
-    if not path.is_file():
+    template = ChatTemplate.read(tokenizer_dir, strftime=lambda _form: FIXED_DATE)
+    if template is None:
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-    config = json.loads((tokenizer_dir / "tokenizer_config.json").read_text(encoding="utf-8"))
-    special = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda _format: "2025-01-01"  # a digest must not depend on the day
     try:
-        template = environment.from_string(path.read_text(encoding="utf-8"))
-        return template.render(messages=messages, add_generation_prompt=False, **special)
-    except jinja2.TemplateError as error:
+        return template.render(messages, add_generation_prompt=False)
+    except InvalidRequest as error:
         raise InvalidCheckpoint(f"chat_template.jinja cannot render a plain chat: {error}") from None
-
-
-def _token_text(token: str | dict | None) -> str:
-    """The text of a special token, which tokenizer_config.json gives as a string or as an object."""
-    return token["content"] if isinstance(token, dict) else token or ""
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 def flatten(windows: dict[str, list[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -71,7 +71,7 @@ def generate(arguments: argparse.Namespace) -> int:
     """Stream the answer to one prompt to stdout, a summary to stderr."""
     from tritonforge import terminal
 
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt = sys.stdin.buffer.read() if arguments.prompt == "-" else arguments.prompt
     options = _options(arguments)
     answer = terminal.generate(arguments.url, prompt, chat=arguments.chat, timeout=arguments.timeout, **options)
     return EXIT_INTERRUPTED if answer.finish_reason == "cancelled" else 0

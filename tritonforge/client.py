@@ -19,6 +19,8 @@ from tritonforge.errors import STATUS, Cancelled, InvalidRequest, NotFound, Over
 
 DECODER = "decoder"
 CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+NO_PROXY = (("grpc.enable_http_proxy", 0),)
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CANCEL_TIMEOUT_S = 2.0
 
 _ERRORS = {error.code: error for error in (InvalidRequest, NotFound, Cancelled, Overloaded, TritonForgeError)}
@@ -63,7 +65,7 @@ def infer_request(
     """
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id or uuid.uuid4().hex)
     if text is not None:
-        data = text.encode() if isinstance(text, str) else text
+        data = _encode(text) if isinstance(text, str) else text
         request.inputs.add(name=TEXT_INPUT.name, datatype="BYTES", shape=(1, 1))
         request.raw_input_contents.append(struct.pack("<I", len(data)) + data)
     if input_ids is not None:
@@ -124,7 +126,9 @@ def rpc_error(error: grpc.RpcError) -> TritonForgeError:
 
 def connect(url: str) -> grpc.Channel:
     """Return a channel to the gRPC endpoint `host:port`; a leading `grpc://` is accepted. Does not connect yet."""
-    return grpc.insecure_channel(url.removeprefix("grpc://"), options=CHANNEL_OPTIONS)
+    target = url.removeprefix("grpc://")
+    local = target.rpartition(":")[0].strip("[]") in LOOPBACK
+    return grpc.insecure_channel(target, options=(*CHANNEL_OPTIONS, *(NO_PROXY if local else ())))
 
 
 def stream(
@@ -188,6 +192,14 @@ def _channel(channel_or_url: grpc.Channel | str) -> Iterator[grpc.Channel]:
         return
     with connect(channel_or_url) as channel:
         yield channel
+
+
+def _encode(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        rule = f"must be UTF-8 text; it has an invalid character at position {error.start}"
+        raise InvalidRequest(f"{TEXT_INPUT.name} {rule}") from None
 
 
 def _set_parameter(parameter: service_pb2.InferParameter, name: str, value: object) -> None:

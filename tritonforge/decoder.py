@@ -17,6 +17,7 @@ from tritonforge.request import Limits
 from tritonforge.scheduler import Scheduler, SchedulerConfig
 from tritonforge.text import Tokenizer
 
+
 @dataclass(frozen=True)
 class DecoderConfig:
     """The content of decoder.json: engine name and its configuration, scheduler limits, end tokens."""

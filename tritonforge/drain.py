@@ -41,7 +41,7 @@ def on_drain(drain: Callable[[float], None], *, end_orphan: Callable[[int], None
     """
     if VARIABLE in os.environ:
         arguments = (Path(os.environ[VARIABLE]), drain, end_orphan)
-        threading.Thread(target=_watch, args=arguments, name="drain", daemon=True).start()
+        threading.Thread(target=_watch, args=arguments, name="drain-watch", daemon=True).start()
 
 
 def _watch(path: Path, drain: Callable[[float], None], end_orphan: Callable[[int], None]) -> None:
@@ -49,10 +49,14 @@ def _watch(path: Path, drain: Callable[[float], None], end_orphan: Callable[[int
     while os.getppid() == parent:
         pause.wait(POLL_S)
         if not asked and path.exists():
-            asked = True
-            drain(float(path.read_text(encoding="utf-8")))
-            _done(path).touch()
+            asked = True  # in a thread of its own: the parent may die while it drains
+            threading.Thread(target=_drain, args=(path, drain), name="drain", daemon=True).start()
     end_orphan(ORPHANED)
+
+
+def _drain(path: Path, drain: Callable[[float], None]) -> None:
+    drain(float(path.read_text(encoding="utf-8")))
+    _done(path).touch()
 
 
 def _done(path: Path) -> Path:

@@ -1,5 +1,6 @@
 """One request on its way through the engine loop, and the deltas that its answer is made of."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,26 @@ class Delta:
     def final(self) -> bool:
         """Whether the answer ends here."""
         return self.finish_reason is not None
+
+
+class Outbox:
+    """Deltas on their way from the loop's thread, which puts, to the thread that sends them, which takes."""
+
+    def __init__(self) -> None:
+        self._deltas: deque[Delta] = deque()
+
+    def put(self, delta: Delta) -> None:
+        """Add the next delta; never blocks."""
+        self._deltas.append(delta)
+
+    def take_all(self) -> list[Delta]:
+        """All deltas put so far, in order; one that is put meanwhile comes now or with the next call, never twice."""
+        taken = []
+        while True:
+            try:
+                taken.append(self._deltas.popleft())
+            except IndexError:
+                return taken
 
 
 Sink = Callable[["Generation", Delta], None]

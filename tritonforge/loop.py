@@ -143,13 +143,16 @@ class EngineLoop:
                 self._fail(self._generations[work.request.key], error)
             return
         now = self._clock_ns()
+        for request, token_id in zip(_sampling(plan), tokens, strict=True):
+            if token_id is None:
+                self._fail(self._generations[request.key], EngineFailure("the engine's logits are no numbers"))
         for event in self.scheduler.commit(plan, tokens):
             self._emit(self._generations[event.request.key], event, now)
 
-    def _compute(self, plan: StepPlan) -> list[int]:
-        """The only slow part: the engine's step, and one sampled token for each work that samples."""
+    def _compute(self, plan: StepPlan) -> list[int | None]:
+        """The only slow part: the engine's step, and a sampled token (None: impossible) for each work that samples."""
         logits = self._engine.step([_sequence(work.request, work.num_new_tokens, work.samples) for work in plan.work])
-        sampling = [work.request for work in plan.work if work.samples]
+        sampling = _sampling(plan)
         params = [self._generations[request.key].asked.sampling for request in sampling]
         return sample(logits, params, [len(request.output_ids) for request in sampling])
 
@@ -210,6 +213,11 @@ class EngineLoop:
         for generation in list(self._generations.values()):
             self._send(generation, Delta(finish_reason=FinishReason.ERROR, error=EngineFailure(self._refusal)))
         self._on_death()
+
+
+def _sampling(plan: StepPlan) -> list[Request]:
+    """The requests that get a token from this step, in the order of their logits."""
+    return [work.request for work in plan.work if work.samples]
 
 
 def _sequence(request: Request, num_new_tokens: int, samples: bool) -> SequenceStep:

@@ -140,15 +140,19 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def parse_json(name: str, value: str) -> Any:
+    """The JSON that the option `name` holds. Raises InvalidRequest when it is none, or holds what is no UTF-8 text."""
+    try:
+        parsed = json.loads(value)
+        json.dumps(parsed, ensure_ascii=False).encode()  # half of a surrogate pair is legal JSON, and no text
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name} must be JSON: {str(error)[:80] or type(error).__name__}") from None
+    return parsed
+
+
 def _stop_strings(value: str) -> tuple[str, ...]:
     """A plain string is one stop string; text that starts with [ is a JSON list of them."""
-    if not value.startswith("["):
-        strings = [value]
-    else:
-        try:
-            strings = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise InvalidRequest(f"stop starts with [ and must be a JSON list of strings: {error}") from None
+    strings = parse_json("stop", value) if value.startswith("[") else [value]
     if (
         not 1 <= len(strings) <= MAX_STOP_STRINGS
         or not all(isinstance(text, str) for text in strings)

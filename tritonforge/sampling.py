@@ -11,7 +11,6 @@ from struct import pack
 
 import numpy as np
 
-from tritonforge.errors import EngineFailure
 from tritonforge.request import SamplingParams
 
 ROWS = 128
@@ -21,21 +20,21 @@ MAX_SCALE = 1e30
 """Largest 1 / temperature; beyond it a float32 product would overflow; only the largest logit is left long before."""
 
 
-def sample(logits: np.ndarray, params: Sequence[SamplingParams], indices: Sequence[int]) -> list[int]:
+def sample(logits: np.ndarray, params: Sequence[SamplingParams], indices: Sequence[int]) -> list[int | None]:
     """One token id a row of `logits` [rows, vocab_size] float32; `indices` are the tokens' indices in their answers.
 
-    Rows that are not greedy may be overwritten: a copy of each would cost more than the rest of the work. Raises
-    EngineFailure when a row's largest logit is no number.
+    A row whose largest logit is no number gives None. Rows that are not greedy may be overwritten: a copy of each would
+    cost more than the rest of the work.
     """
     best = logits.argmax(axis=1)
     largest = logits[np.arange(len(best)), best]
-    if not np.isfinite(largest).all():
-        row = int(np.argmin(np.isfinite(largest)))
-        raise EngineFailure(f"the engine computed logits that are no numbers, in row {row}")
-    return [
-        greedy if one.temperature == 0.0 else _draw(row, peak, one, index)
-        for greedy, peak, row, one, index in zip(best.tolist(), largest, logits, params, indices, strict=True)
-    ]
+    tokens: list[int | None] = best.tolist()
+    for row, (one, index) in enumerate(zip(params, indices, strict=True)):
+        if not np.isfinite(largest[row]):
+            tokens[row] = None
+        elif one.temperature > 0.0:
+            tokens[row] = _draw(logits[row], largest[row], one, index)
+    return tokens
 
 
 def uniform(seed: int, index: int) -> float:

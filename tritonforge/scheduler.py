@@ -107,16 +107,22 @@ class Scheduler:
             budget -= count
         return StepPlan(tuple(work), tuple(preempted))
 
-    def commit(self, plan: StepPlan, sampled: Sequence[int]) -> list[TokenEvent]:
-        """Record what the step computed; `sampled` has one token id for each work that samples, in order."""
+    def commit(self, plan: StepPlan, sampled: Sequence[int | None]) -> list[TokenEvent]:
+        """Record what the step computed; `sampled` has one token id for each work that samples, in order.
+
+        What became of a request that was finished since is not recorded; its token may be None.
+        """
         tokens = iter(sampled)
         events = []
         for work in plan.work:
             request = work.request
+            token_id = next(tokens) if work.samples else None
+            if request.phase is Phase.FINISHED:
+                continue
             request.num_computed_tokens += work.num_new_tokens
             self._publish_full_blocks(request)
-            if work.samples:
-                events.append(self._append(request, next(tokens)))
+            if token_id is not None:
+                events.append(self._append(request, token_id))
         return events
 
     def finish(self, request: Request, reason: FinishReason) -> None:

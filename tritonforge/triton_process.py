@@ -29,6 +29,8 @@ _GUARD = """import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])"""
 """Asks the kernel for SIGKILL when the parent thread dies (PR_SET_PDEATHSIG), then becomes the server."""
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs of this machine, whatever proxy the environment names."""
 _LOAD_ERROR = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<cause>.*)\"")
 _FATAL = re.compile(r"^error: (?P<cause>.*)$|^E\d{4} .*?\] \"?(?P<logged>.*?)\"?$", re.MULTILINE)
 
@@ -96,7 +98,7 @@ class TritonProcess:
         """True when the server answers that it and all its models are ready."""
         url = f"http://{reachable(self.config.address)}:{self.config.ports.http}/v2/health/ready"
         try:
-            with urllib.request.urlopen(url, timeout=1) as answer:
+            with _DIRECT.open(url, timeout=1) as answer:
                 return answer.status == 200
         except (OSError, urllib.error.URLError):
             return False

@@ -201,6 +201,29 @@ def test_a_failed_step_fails_its_requests_only(loop, engine, answers):
     assert loop.scheduler.blocks.num_free == NUM_BLOCKS
 
 
+def test_logits_that_are_no_numbers_fail_their_request_only(loop, engine, answers):
+    engine.gate.clear()
+    loop.submit(ask(max_tokens=1), answers.sink("first"))
+    assert engine.stepping.wait(WAIT_S)
+    for name in ("poisoned", "neighbour"):
+        loop.submit(ask(max_tokens=4), answers.sink(name))
+    healthy = engine.step
+
+    def step(sequences):
+        logits = healthy(sequences)
+        if len(sequences) == 2:
+            logits[0] = np.nan
+            engine.step = healthy
+        return logits
+
+    engine.step = step
+    engine.gate.set()
+    answers.wait(3)
+    assert "no numbers" in str(answers.final("poisoned").error)
+    assert answers.final("neighbour").finish_reason is FinishReason.LENGTH
+    assert loop.scheduler.blocks.num_free == NUM_BLOCKS
+
+
 def test_a_dead_loop_answers_all_and_refuses_new_work(engine, answers):
     config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=16, max_waiting=8, max_waiting_tokens=1024)
     died = threading.Event()

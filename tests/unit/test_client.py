@@ -195,3 +195,8 @@ def test_generate_joins_the_chunks(calls):
     calls[0].append(FakeCall([chunk_response("a"), chunk_response("b", final=True)]))
     answer = client.generate(Channel(), client.infer_request("llm", text="x"))
     assert (answer.text, answer.finish_reason) == ("ab", "stop")
+
+
+def test_text_that_has_no_utf_8_form_is_refused_by_name():
+    with pytest.raises(InvalidRequest, match="text_input must be UTF-8"):
+        infer_request("llm", text="caf\udce9")

@@ -1,11 +1,12 @@
 """Stop strings and chat messages: what may be shown, what is held back, and what is refused."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tritonforge.errors import InvalidRequest
-from tritonforge.text import TextStream, find_stop, held_back, parse_messages, text_delta
+from tritonforge.chat import ChatTemplate, parse_messages
+from tritonforge.errors import InvalidCheckpoint, InvalidRequest
+from tritonforge.text import TextStream, find_stop, held_back, text_delta
 
 
 def decode(token_ids):
@@ -30,6 +31,8 @@ def test_deltas_join_to_the_whole_text_and_never_split_a_character(text):
 
 
 @given(st.binary(min_size=1, max_size=60))
+@example(b"\x80" * 40)
+@example(b"\x80" * 40 + b"a")
 def test_bytes_that_are_no_text_end_as_replacement_characters(raw):
     assert "".join(push_all(TextStream(decode), list(raw))) == decode(raw)
 
@@ -66,6 +69,9 @@ def test_an_unfinished_character_waits_unless_the_answer_ends():
     ("value", "words"),
     [
         ("hello", "JSON"),
+        ("[" * 100_000, "JSON"),
+        ("[" + "9" * 5000 + "]", "JSON"),
+        ('[{"role": "user", "content": "\\ud800"}]', "JSON"),
         ("[]", "at least one message"),
         ('{"role": "user"}', "list"),
         ('["hi"]', "messages[0]"),
@@ -79,3 +85,19 @@ def test_messages_that_break_a_rule_are_refused_by_index(value, words):
     with pytest.raises(InvalidRequest) as refused:
         parse_messages(value)
     assert words in str(refused.value)
+
+
+def test_a_template_may_use_what_transformers_offers_and_a_bad_one_is_the_checkpoints_fault():
+    source = (
+        "{% set today = strftime_now('%Y') %}{{ bos_token }}{{ today }}{% for m in messages %}{% if loop.index > 1 %}"
+        "{% break %}{% endif %}{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}"
+        "{% if not add_generation_prompt %}{{ raise_exception('no prompt') }}{% endif %}"
+    )
+    template = ChatTemplate(source, {"bos_token": "<s>"}, strftime=lambda form: f"date {form}")
+    messages = [{"role": "user", "content": "é<"}, {"role": "user", "content": "b"}]
+    shown = template.render(messages, add_generation_prompt=True)
+    assert shown == '<s>date %Y{"role": "user", "content": "é<"}'
+    with pytest.raises(InvalidRequest, match="no prompt"):
+        template.render(messages, add_generation_prompt=False)
+    with pytest.raises(InvalidCheckpoint, match="does not compile"):
+        ChatTemplate("{% if %}", {})

@@ -6,24 +6,14 @@ execute() only validates and hands over: the engine loop computes, the emitter a
 import os
 from pathlib import Path
 
-import numpy as np
-
 from tritonforge.decoder import Decoder
 from tritonforge.drain import on_drain
 from tritonforge.errors import InvalidRequest, NotFound, TritonForgeError
+from tritonforge.generation import Delta
 from tritonforge.release import Release
-from tritonforge.request import GenerateRequest
-from tritonforge.triton import (
-    CancelPoller,
-    Emitter,
-    MetricsReporter,
-    ResponseStream,
-    error_response,
-    load_error,
-    read_options,
-    read_tensor,
-    response,
-)
+from tritonforge.request import FinishReason, GenerateRequest
+from tritonforge.streams import CancelPoller, Emitter, ResponseStream
+from tritonforge.triton import MetricsReporter, TritonSender, load_error, read_options, read_tensor
 
 DRAIN_S = 30.0
 DEAD_LOOP_EXIT_CODE = 70
@@ -46,11 +36,11 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            stream = ResponseStream(request.get_response_sender(), self.emitter)
+            stream = ResponseStream(TritonSender(request), self.emitter, self.decoder.loop.cancel)
             try:
                 self._accept(request, stream)
             except Exception as error:
-                stream.close(error_response(error))
+                stream.fail(error)
 
     def finalize(self):
         self._drain(DRAIN_S)
@@ -80,15 +70,15 @@ class TritonPythonModel:
         if len(options) > 1 or not isinstance(options["cancel"], str) or not options["cancel"]:
             raise InvalidRequest(f"cancel must be the id of a request and the only parameter, got {options}")
         found = self.decoder.loop.cancel_request_id(options["cancel"])
-        found.add_done_callback(lambda done: stream.close(_cancel_answer(options["cancel"], done.result())))
+        found.add_done_callback(lambda done: self.emitter.post(lambda: self._answer_cancel(options, stream, done)))
+
+    def _answer_cancel(self, options, stream, found):
+        if found.result():
+            stream.finish([Delta(finish_reason=FinishReason.CANCELLED)], {})
+        else:
+            stream.fail(NotFound(f"cancel: no unfinished request has the id {options['cancel']!r}"))
 
     def _exit(self):
         """A loop that died cannot be repaired in this process: answer what is open, then let the supervisor restart."""
         self.emitter.stop()
         os._exit(DEAD_LOOP_EXIT_CODE)
-
-
-def _cancel_answer(request_id, found):
-    if found == 0:
-        return error_response(NotFound(f"cancel: no unfinished request has the id {request_id!r}"))
-    return response(finish_reason=np.array([b"cancelled"], object))

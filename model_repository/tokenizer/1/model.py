@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from tritonforge.chat import parse_messages
 from tritonforge.contract import MAX_TEXT_BYTES
 from tritonforge.errors import InvalidRequest, TritonForgeError
 from tritonforge.request import parse_options
-from tritonforge.text import Tokenizer, parse_messages
+from tritonforge.text import Tokenizer
 from tritonforge.triton import error_response, load_error, read_options, read_text, response
 
 
@@ -32,8 +33,11 @@ class TritonPythonModel:
         return response(input_ids=np.array(token_ids, np.int32))
 
     def _encode(self, text, options):
-        if len(text.encode()) > MAX_TEXT_BYTES:
-            raise InvalidRequest(f"text_input must be at most {MAX_TEXT_BYTES} bytes, got {len(text.encode())}")
+        if options["cancel"] is not None:
+            raise InvalidRequest("cancel must be sent to the decoder, alone")
+        for name, value in (("text_input", text), ("messages", options["messages"] or "")):
+            if len(value.encode()) > MAX_TEXT_BYTES:
+                raise InvalidRequest(f"{name} must be at most {MAX_TEXT_BYTES} bytes, got {len(value.encode())}")
         if options["messages"] is not None:
             if text:
                 raise InvalidRequest("text_input must be empty when messages is given")

@@ -1,0 +1,108 @@
+"""The way out of the decoder: exactly one end for every stream, also when sending fails or comes after the stop."""
+
+import threading
+
+import pytest
+
+from tritonforge.generation import Delta
+from tritonforge.request import FinishReason, GenerateRequest
+from tritonforge.streams import Emitter, ResponseStream
+
+WAIT_S = 10.0
+
+
+class FakeSender:
+    """Records what is sent; the calls named in `broken` raise."""
+
+    def __init__(self, *broken):
+        self.broken = broken
+        self.calls = []
+        self.ended = threading.Event()
+
+    def _call(self, name, value=None):
+        if name in self.broken:
+            raise RuntimeError(f"{name} is broken")
+        self.calls.append((name, value))
+        if name != "send":
+            self.ended.set()
+
+    def send(self, deltas):
+        self._call("send", [token_id for delta in deltas for token_id in delta.token_ids])
+
+    def finish(self, deltas, statistics):
+        self._call("finish", deltas[-1].finish_reason)
+
+    def fail(self, error):
+        self._call("fail", str(error))
+
+    def end(self):
+        self._call("end")
+
+    def is_cancelled(self):
+        return False
+
+
+class FakeGeneration:
+    def __init__(self, *, stream):
+        self.asked = GenerateRequest((1,), 4, stream=stream)
+        self.timeline = type("Timeline", (), {"first_emit_ns": None})()
+
+    def statistics(self, now_ns):
+        return {}
+
+
+@pytest.fixture
+def emitter():
+    emitter = Emitter()
+    yield emitter
+    emitter.stop()
+
+
+def run(emitter, sender, *, stream=True):
+    cancelled = []
+    way_out = ResponseStream(sender, emitter, cancelled.append)
+    way_out.key = 5
+    generation = FakeGeneration(stream=stream)
+    for token_id in range(3):
+        way_out.take(generation, Delta("x", (token_id,)))
+    way_out.take(generation, Delta("", (), FinishReason.LENGTH))
+    assert sender.ended.wait(WAIT_S) or "end" in sender.broken
+    emitter.stop()
+    assert way_out.closed
+    return [name for name, _ in sender.calls], cancelled
+
+
+def test_a_streamed_answer_is_sent_and_finished_once(emitter):
+    sender = FakeSender()
+    calls, cancelled = run(emitter, sender)
+    assert calls[-1] == "finish" and calls.count("finish") == 1 and not cancelled
+
+
+def test_a_whole_answer_is_one_response(emitter):
+    calls, _ = run(emitter, FakeSender(), stream=False)
+    assert calls == ["finish"]
+
+
+def test_a_response_that_cannot_be_sent_ends_the_request_instead_of_leaving_a_hole(emitter):
+    sender = FakeSender("send")
+    way_out = ResponseStream(sender, emitter, (cancelled := []).append)
+    way_out.key = 5
+    way_out.take(generation := FakeGeneration(stream=True), Delta("x", (0,)))
+    assert sender.ended.wait(WAIT_S)
+    way_out.take(generation, Delta("y", (1,), FinishReason.LENGTH))
+    emitter.stop()
+    assert [name for name, _ in sender.calls] == ["fail"]
+    assert cancelled == [5]
+
+
+@pytest.mark.parametrize(("broken", "last"), [(("finish",), "fail"), (("finish", "fail"), "end")])
+def test_a_last_response_that_cannot_be_sent_still_ends_the_stream(emitter, broken, last):
+    calls, _ = run(emitter, FakeSender(*broken), stream=False)
+    assert calls == [last]
+
+
+def test_what_is_posted_after_the_stop_runs_at_once(emitter):
+    emitter.stop()
+    ran = []
+    emitter.post(lambda: ran.append(True))
+    assert ran == [True]
