@@ -11,7 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import chain
 import checkout
+import compile as compile_stage
+import quantize
 import stage
 from recipe import Recipe
 
@@ -24,12 +27,17 @@ NOT_REPRODUCIBLE: dict[str, str] = {}
 
 
 def plan_stage(parts: dict[str, stage.Done], recipe: Recipe) -> stage.Stage:
-    """The assembly of finished stages (`parts` by stage name) and the repository's model files."""
+    """The assembly of finished stages (`parts` by stage name) and the repository's model files.
+
+    `records` covers what the manifest says of the stages: it may change when their files do not.
+    """
     models = content_digest(describe_files(checkout.MODEL_REPOSITORY))
+    records = {name: {key: part.record[key] for key in KEPT if key != "seconds"} for name, part in parts.items()}
+    digests = {name: part.digest for name, part in parts.items()}
     return stage.Stage(
         name="assemble",
         makes=f"release {recipe.name}",
-        inputs={**{name: part.digest for name, part in parts.items()}, "model_repository": models},
+        inputs={**digests, "records": digest_of(records), "model_repository": models},
         settings=published(recipe),
         packages=("python",),
         sources=("build/assemble.py", "tritonforge/release.py"),
@@ -39,7 +47,7 @@ def plan_stage(parts: dict[str, stage.Done], recipe: Recipe) -> stage.Stage:
 def published(recipe: Recipe) -> dict[str, Any]:
     """The recipe as the manifest shows it: a local checkpoint goes by its name, not by where it lay."""
     values = recipe.as_dict()
-    if ":" not in recipe.checkpoint.source:
+    if not recipe.checkpoint.source.startswith(("pypi:", "hub:")):
         values["checkpoint"]["source"] = Path(recipe.checkpoint.source).name
     return values
 
@@ -129,21 +137,28 @@ KEPT = ("inputs", "settings", "tools", "code", "key", "digest", "seconds", "meas
 """What of a stage's record goes into the manifest."""
 
 
-def check_chain(parts: dict[str, stage.Done]) -> None:
-    """Refuse stages that were not made from each other: each record names the digests of its inputs."""
-    for name, part in parts.items():
-        for origin, other in parts.items():
-            expected = part.record["inputs"].get(origin)
-            if expected is not None and expected != other.digest:
-                raise ReleaseMismatch(f"the {name} stage was made from another {origin} than {other.folder}")
+def check_chain(parts: dict[str, stage.Done], recipe: Recipe) -> None:
+    """Refuse stages that were not made from each other, or not from the recipe's checkpoint and as the recipe says."""
+    for part in parts.values():
+        chain.check_inputs(part, parts)
+    exported = parts["export"]
+    source, made = published(recipe)["checkpoint"]["source"], exported.measurements["source"]
+    if made != source:
+        raise ReleaseMismatch(
+            f"the export stage in {exported.folder} is of {made}, recipe {recipe.name} gives {source}"
+        )
+    chain.check_settings(parts["quantize"], quantize.settings(recipe.weights), recipe.name)
+    compiled = compile_stage.settings(recipe, exported.measurements["model"])
+    chain.check_settings(parts["compile"], compiled, recipe.name)
 
 
 def main() -> None:
     names = ("export", "quantize", "compile")
     options = stage.arguments(__doc__.splitlines()[0], *names).parse_args()
     parts = {name: stage.open_input(getattr(options, name), name) for name in names}
-    check_chain(parts)
-    assemble(parts, Recipe.load(options.recipe), options.out, force=options.force)
+    recipe = Recipe.load(options.recipe)
+    check_chain(parts, recipe)
+    assemble(parts, recipe, options.out, force=options.force)
 
 
 if __name__ == "__main__":

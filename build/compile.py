@@ -11,9 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import chain
 import checkout  # noqa: F401  (puts the repository root on sys.path)
 import numpy as np
 import quality
+import quantize
 import stage
 from recipe import Recipe
 from reference import REFERENCE
@@ -33,15 +35,23 @@ def target_of(recipe: Recipe) -> ModuleType:
 def plan_stage(exported: stage.Done, quantized: stage.Done, recipe: Recipe) -> stage.Stage:
     """The compilation of one quantized model; the export gives the reference that it is measured against."""
     target = target_of(recipe)
-    values = recipe.as_dict()
     return stage.Stage(
         name="compile",
         makes=f"{target.NAME} engine, measured",
         inputs={"export": exported.digest, "quantize": quantized.digest},
-        settings={name: values[name] for name in ("kv_cache", "limits", "compile", "quality")},
+        settings=settings(recipe, exported.measurements["model"]),
         packages=("python", "numpy", *target.PACKAGES),
         sources=("build/compile.py", "build/quality.py", *target.SOURCES),
     )
+
+
+def settings(recipe: Recipe, model: dict[str, Any]) -> dict[str, Any]:
+    """What decides the outcome besides files: sections of the recipe, and the facts of the model that become settings.
+
+    The facts count here because another checkpoint can export the same files, with other stop tokens for instance.
+    """
+    values = recipe.as_dict()
+    return {**{name: values[name] for name in ("kv_cache", "limits", "compile", "quality")}, "model": model}
 
 
 def check_fits(recipe: Recipe, model: dict[str, Any], per_block: int) -> int:
@@ -82,7 +92,12 @@ def check_recipe(recipe: Recipe, model: dict[str, Any]) -> None:
 def compile_model(
     exported: stage.Done, quantized: stage.Done, recipe: Recipe, out: Path, *, force: bool = False
 ) -> stage.Done:
-    """Make `out` (engine folder and decoder.json); the measurements hold quality and the size of the KV cache."""
+    """Make `out` (engine folder and decoder.json); the measurements hold quality and the size of the KV cache.
+
+    Raises ReleaseMismatch when the quantized model was not made from this export as the recipe says.
+    """
+    chain.check_inputs(quantized, {"export": exported})
+    chain.check_settings(quantized, quantize.settings(recipe.weights), recipe.name)
     model = exported.measurements["model"]
     check_recipe(recipe, model)
 

@@ -31,9 +31,15 @@ def plan_stage(located: checkpoint.Located) -> stage.Stage:
         name="export",
         makes="float32 model, tokenizer and reference",
         inputs={"checkpoint": located.digest, "texts": texts.digest(texts.QUALITY)},
+        settings=settings(located),
         packages=PACKAGES,
         sources=SOURCES,
     )
+
+
+def settings(located: checkpoint.Located) -> dict[str, Any]:
+    """Where the checkpoint came from: the files do not depend on it, the manifest says it."""
+    return {"source": located.source, "revision": located.revision}
 
 
 def export(located: checkpoint.Located, out: Path, *, force: bool = False) -> stage.Done:

