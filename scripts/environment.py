@@ -19,13 +19,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ROOT / "pyproject.toml"
+STAMP = ".made-from"
 
 
 def content_key(files: list[Path]) -> str:
-    """sha256 (hex) over what decides the environment: this Python's version, the files, how the project is packaged."""
+    """sha256 (hex) over what decides the environment: this Python's version, the files, how the project is packaged.
+
+    The checkout's folder counts too: the environment's programs and its editable install point into it.
+    """
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))
     packaging = json.dumps([project["build-system"], project["project"]], sort_keys=True)
-    digest = hashlib.sha256(f"{sys.version}\n{packaging}".encode())
+    digest = hashlib.sha256(f"{sys.version}\n{ROOT}\n{packaging}".encode())
     for file in files:
         digest.update(f"\n{file.name}\n".encode() + file.read_bytes())
     return digest.hexdigest()
@@ -42,7 +46,7 @@ def make(folder: Path, files: list[Path], bare_files: list[Path]) -> bool:
 
     The stamp is written last, so an interrupted installation is made again from nothing.
     """
-    stamp = folder / ".made-from"
+    stamp = folder / STAMP
     key = content_key([*files, *bare_files])
     if stamp.is_file() and stamp.read_text() == key:
         return False

@@ -12,7 +12,9 @@ import sys
 import sysconfig
 
 SUPPORTED = ((3, 11), (3, 12))
-NEEDED_GB = {"install": 6, "run": 2}
+NEEDED_GB = {"install": 12, "run": 2}  # PyPI's torch brings CUDA's libraries, a CPU build of it does not
+ENVIRONMENTS = (".venv", ".venv-build")
+STAMP = ".made-from"  # as in environment.py, which writes it when an environment is complete
 
 
 def version_name(version):
@@ -69,6 +71,12 @@ def check_disk(folder, needed_gb):
     return f"{needed_gb} GB of disk are needed in {folder}, found {free_gb:.1f}; free some space"
 
 
+def disk_needed_gb(folder):
+    """GB that the commands need in the checkout `folder`: less when both environments are complete."""
+    made = all(os.path.exists(os.path.join(folder, name, STAMP)) for name in ENVIRONMENTS)
+    return NEEDED_GB["run" if made else "install"]
+
+
 def check_ports(ports):
     """Return what is wrong when one of `ports` of the loopback address is in use."""
     for port in ports:
@@ -98,11 +106,9 @@ def starts(name):
 def main(arguments):
     """Check everything, and that the ports named in `arguments` are free; say all that is wrong."""
     ports = [int(argument) for argument in arguments]
-    made = all(os.path.exists(os.path.join(name, "bin", "python")) for name in (".venv", ".venv-build"))
-    needed_gb = NEEDED_GB["run" if made else "install"]
     wrong = check_python(tuple(sys.version_info), installed_pythons())
     checks = [] if wrong else [check_machine(), check_venv(), check_libpython()]
-    checks += [check_disk(os.getcwd(), needed_gb), check_ports(ports)]
+    checks += [check_disk(os.getcwd(), disk_needed_gb(os.getcwd())), check_ports(ports)]
     problems = [problem for problem in [wrong, *checks] if problem]
     for problem in problems:
         sys.stderr.write(f"preflight: {problem}\n")
