@@ -3,6 +3,7 @@
 `make demo` calls it in the serving environment; the build runs in its own. The exit code is the campaign's, or 1.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -45,8 +46,23 @@ class Steps:
 
 
 def run(*command: object) -> int:
-    """Run a program of the repository, its output on our terminal; return its exit code."""
-    return subprocess.run([str(word) for word in command], cwd=ROOT, check=False).returncode
+    """Run a program of the repository, its output on our terminal; return its exit code.
+
+    An interrupt goes on to the program and what it started, once, and the program is given the time to report. It has
+    a process group of its own, so a Ctrl-C in the terminal does not reach it a second time.
+    """
+    program = subprocess.Popen([str(word) for word in command], cwd=ROOT, process_group=0)
+    try:
+        return program.wait()
+    except KeyboardInterrupt:
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGINT)
+            program.wait()
+        raise
+    finally:
+        if program.poll() is None:  # interrupted a second time
+            os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
 
 
 def demo() -> int:

@@ -1,8 +1,11 @@
 """What the two commands check and make before anything is installed; and that the serving environment has no torch."""
 
 import importlib.util
+import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -79,14 +82,77 @@ def test_an_environment_is_made_once_and_again_when_its_pins_change(tmp_path, mo
     assert make()
 
 
-def test_requirements_are_exact_versions_without_hosts_or_paths():
-    lines = (ROOT / "requirements" / "serve.txt").read_text().splitlines()
-    wanted = [line for line in lines if line and not line.startswith("#")]
+def test_an_environment_of_a_copied_checkout_is_made_again(tmp_path, monkeypatch):
+    """Its editable install and its programs point into the folder that it was copied from."""
+    before = environment.content_key([])
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    assert environment.content_key([]) != before
+
+
+def test_disk_for_an_installation_is_asked_for_until_both_environments_are_complete(tmp_path):
+    assert preflight.STAMP == environment.STAMP
+    for name in preflight.ENVIRONMENTS:
+        (tmp_path / name / "bin").mkdir(parents=True)
+        (tmp_path / name / "bin" / "python").touch()
+        assert preflight.disk_needed_gb(str(tmp_path)) == 12, "an interrupted installation has a bin/python too"
+    for name in preflight.ENVIRONMENTS:
+        assert preflight.disk_needed_gb(str(tmp_path)) == 12
+        (tmp_path / name / environment.STAMP).touch()
+    assert preflight.disk_needed_gb(str(tmp_path)) == 2
+
+
+def read_pins(path: Path) -> dict[str, str]:
+    """{name: version} of a requirements file; every line must be an exact version, without hosts or paths."""
+    wanted = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     assert [line for line in wanted if not PINS.match(line)] == []
-    pins = {PINS.match(line)[1].lower(): PINS.match(line)[2] for line in wanted}
+    return {PINS.match(line)[1].lower(): PINS.match(line)[2] for line in wanted}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.name)
+def test_requirements_are_exact_versions_without_hosts_or_paths(path):
+    assert read_pins(path)
+
+
+def test_the_build_environment_pins_what_torch_asks_for():
+    pins = read_pins(ROOT / "requirements" / "build.txt")
+    needed = {"filelock", "typing_extensions", "setuptools", "sympy", "networkx", "jinja2", "fsspec"}
+    assert needed - set(pins) == set(), "pip would take the newest of that day"
+
+
+def test_the_serving_environment_is_pinned_to_what_the_python_backend_takes():
+    pins = read_pins(ROOT / "requirements" / "serve.txt")
     assert pins["nvidia-pytriton"] == "0.7.0"
     assert pins["numpy"].startswith("1."), "the Python backend of this Triton crashes with numpy 2"
     assert not {"torch", "transformers", "nncf"} & set(pins)
+
+
+PROGRAM = """
+import sys, time
+print("started", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.7)
+    print("report", flush=True)
+"""
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["to the demo", "from the terminal, to all"])
+def test_an_interrupted_demo_lets_the_campaign_report(send):
+    """The campaign judges what it has when interrupted, which takes longer than subprocess.run would wait."""
+    driver = f"""
+import sys; sys.path.insert(0, {str(ROOT / "scripts")!r})
+import demo
+demo.run(sys.executable, "-c", {PROGRAM!r})
+"""
+    command = [sys.executable, "-c", driver]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with subprocess.Popen(command, start_new_session=True, **options) as process:
+        assert process.stdout.readline() == "started\n"
+        send(process.pid, signal.SIGINT)
+        printed, errors = process.communicate(timeout=20)
+    assert printed == "report\n"
+    assert errors.endswith("KeyboardInterrupt\n"), "the demo itself ends as interrupted"
 
 
 def test_the_serving_environment_holds_no_torch():
