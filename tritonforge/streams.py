@@ -1,6 +1,6 @@
 """One request's way out of the decoder, and the threads that serve it. It knows no Triton type but through a Sender.
 
-The loop hands a ResponseStream its deltas; the Emitter's thread merges what is pending and sends it, so that a slow send
+The loop hands a ResponseStream its deltas; the Emitter's thread merges what is pending and sends it, so a slow send
 never delays a step; the CancelPoller's thread asks whether the client has left. Every stream is closed exactly once.
 """
 

@@ -199,4 +199,4 @@ def test_generate_joins_the_chunks(calls):
 
 def test_text_that_has_no_utf_8_form_is_refused_by_name():
     with pytest.raises(InvalidRequest, match="text_input must be UTF-8"):
-        infer_request("llm", text="caf\udce9")
+        client.infer_request("llm", text="caf\udce9")
