@@ -103,6 +103,19 @@ print(build(tiny_recipe(Path({str(tiny)!r})), Path({str(tmp_path / "other")!r}))
     assert done.stdout.split()[-1] == first.digest
 
 
+def test_other_stop_tokens_reach_the_release_although_the_exported_files_are_the_same(tmp_path):
+    source = write_checkpoint(tmp_path / "checkpoint")
+    first = build(tiny_recipe(source), tmp_path)
+    path = source / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": [2, 7]}))
+    second = build(tiny_recipe(source), tmp_path)
+    stages = [release.manifest["stages"]["export"]["digest"] for release in (first, second)]
+    assert stages[0] == stages[1], "else this test proves nothing"
+    config = json.loads((second.model_repository / "decoder/1/decoder.json").read_text())
+    assert config["stop_token_ids"] == second.manifest["checkpoint"]["model"]["stop_token_ids"] == [0, 2, 7]
+    assert second.manifest["checkpoint"]["revision"] == checkpoint.locate(str(source)).revision
+
+
 def test_quality_below_the_limit_fails_the_build_with_figures_and_leaves_no_release(tiny, tmp_path, shared_work):
     recipe = tiny_recipe(tiny, quality=Quality(max_perplexity_ratio=1.05, max_mean_kl=0.0, min_top1_agreement=1.0))
     with pytest.raises(
@@ -139,6 +152,13 @@ def test_stage_scripts_run_alone_and_refuse_what_no_record_holds(tiny, tmp_path)
     done = run("assemble", "export", "quantize", "compile")
     assert done.returncode == 0, done.stderr
     Release.open(tmp_path / "assemble").verify()
+
+    shipped, text = recipe, recipe.read_text()
+    recipe = tmp_path / "int4.toml"
+    recipe.write_text(text.replace('precision = "int8"', 'precision = "int4"'))
+    for script, inputs in (("compile", ("export", "quantize")), ("assemble", ("export", "quantize", "compile"))):
+        assert "was made with precision 'int8'" in run(script, *inputs).stderr
+    recipe = shipped
 
     weights = tmp_path / "quantize" / "openvino_model.bin"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
