@@ -3,16 +3,20 @@
 `check_profile` of validity calls these; each answer's statistics came with its last response. Pure functions.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from loadtests import metrics
 from loadtests.checks import Check, issued, limited
 from loadtests.contract import Contract
 from loadtests.records import OK, ProfileRun, Record
+from tritonforge.errors import Overloaded
 
 
 def counters_agree(contract: Contract, run: ProfileRun) -> Check:
-    """The server counted at least all ok requests, and at most all issued, where a failed one may count twice."""
+    """The server counted at least all ok requests, and at most all issued, where a failed one may count twice.
+
+    A server that crashed and was started again has forgotten its counters. That does not hide the failures it caused.
+    """
     if not run.server:
         return Check("counters", None, "the server offers no counters")
     before, after = run.server["before"], run.server["after"]
@@ -21,8 +25,21 @@ def counters_agree(contract: Contract, run: ProfileRun) -> Check:
     sent = len(issued(run))
     tolerance = contract.measurement.counter_mismatch_max
     good = ok * (1 - tolerance) <= counted <= (2 * sent - ok) * (1 + tolerance)
+    if restarted(before, after, run.records, short=counted < ok * (1 - tolerance)):
+        return Check("counters", None, "not applicable: the server restarted, and forgot its counters")
     text = f"the server counted {counted} requests, the client issued {sent}, {ok} ok"
     return Check("counters", good, text + ("" if good else ": somebody else used it, or requests were lost"))
+
+
+def restarted(before: dict[str, int], after: dict[str, int], records: Sequence[Record], *, short: bool) -> bool:
+    """True when lost counts are a crash that clients saw, too: requests failed, and a counter runs backwards.
+
+    A young server counts on from 0 past what it had: then the sum is `short`, and a client found nobody at the port.
+    Without a failed request no crash was seen: the counts are then somebody else's, or of another server.
+    """
+    failed = [record for record in records if record.sent_ns is not None and record.status != OK]
+    backwards = any(after.get(name, 0) < count for name, count in before.items())
+    return bool(failed) and (backwards or (short and any(record.code == Overloaded.code for record in failed)))
 
 
 def one_model_version(contract: Contract, run: ProfileRun) -> Check:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.fields import InvalidContract
+from tritonforge.contract import STATISTICS
 
 FORMAT = 1
 OK, ERROR, TIMEOUT, SHED, CENSORED, NOT_ISSUED = "ok", "error", "timeout", "shed", "censored", "not_issued"
@@ -106,14 +107,35 @@ def encode_record(profile: str, record: Record) -> str:
     return json.dumps(line, separators=(",", ":"))
 
 
+def complete_statistics(statistics: dict[str, int] | None) -> dict[str, int] | None:
+    """The server's account of an answer, or None when a tensor of it is missing: a part of it accounts for nothing."""
+    if statistics is None or any(not _is_int(statistics.get(tensor.name)) for tensor in STATISTICS):
+        return None
+    return statistics
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def decode_record(line: dict[str, Any]) -> Record:
-    """The inverse of encode_record."""
+    """The inverse of encode_record. Raises ValueError, KeyError or TypeError for what it does not write."""
     values = {key: value for key, value in line.items() if key not in ("kind", "profile")}
     at, chunks = values["scheduled_ns"], []
     for delta, count in values["chunks"]:
         at += delta
         chunks.append((at, count))
-    return Record(**{**values, "chunks": tuple(chunks)})
+    record = Record(**{**values, "chunks": tuple(chunks)})
+    times = [value for value in (record.sent_ns, record.end_ns) if value is not None]
+    counts = (record.index, record.shard, record.scheduled_ns, record.prompt_tokens, record.output_tokens)
+    if not all(map(_is_int, (*counts, *times, *(value for chunk in chunks for value in chunk)))):
+        raise ValueError("times and counts must be integers")
+    if record.status not in STATUSES:
+        raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {record.status!r}")
+    if record.statistics is not None and complete_statistics(record.statistics) is None:
+        names = ", ".join(tensor.name for tensor in STATISTICS)
+        raise ValueError(f"statistics must be null or hold an integer for each of {names}")
+    return record
 
 
 class ShardWriter:
@@ -191,6 +213,7 @@ def read_run(path: Path) -> CampaignRun:
     """Read raw.jsonl. Raises InvalidRecords when it is missing, of another format, or not what `merge` writes."""
     header: dict[str, Any] = {}
     found: dict[str, dict[str, Any]] = {}
+    number = 0
     try:
         for number, (_, line) in enumerate(_lines(path), 1):
             kind = line.pop("kind")
@@ -208,7 +231,7 @@ def read_run(path: Path) -> CampaignRun:
                 raise InvalidRecords(f"{path} line {number} is of unknown kind {kind!r}")
     except OSError as error:
         raise InvalidRecords(f"records {path} cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise InvalidRecords(f"{path} line {number} is not a line of this format: {error!r}") from error
     if header.get("format") != FORMAT:
         raise InvalidRecords(f"{path} must start with a campaign line of format {FORMAT}, got {header.get('format')!r}")

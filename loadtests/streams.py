@@ -4,6 +4,7 @@ The arrivals greenlets call `Stream.run`; a watchdog ends it from outside with `
 statistics. Responses are stamped before they are parsed.
 """
 
+import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from loadtests.records import ERROR, OK, SHED
+from loadtests.records import ERROR, OK, SHED, complete_statistics
 from loadtests.schedule import Slot
 from tritonforge.client import infer_request, is_final, parse_response, rpc_error
 from tritonforge.errors import Overloaded, TritonForgeError
@@ -71,7 +72,7 @@ class Stream:
             ending = _failed(rpc_error(error))
         except TritonForgeError as error:
             ending = _failed(error)
-        except (ValueError, UnicodeDecodeError, KeyError) as error:  # tensors that are not what the contract says
+        except (ValueError, struct.error, KeyError) as error:  # tensors that are not what the contract says
             ending = Ending(ERROR, "MALFORMED", str(error))
         finally:
             self.end_ns = time.perf_counter_ns()
@@ -107,7 +108,7 @@ class Stream:
     def _complete(self, reason: str | None, statistics: dict[str, int] | None, version: str | None) -> Ending:
         """ok only for all the tokens that were asked for: the output length is forced, so fewer is a broken answer."""
         received = sum(count for _, count in self.chunks)
-        ending = Ending(OK, None, None, reason, statistics, version)
+        ending = Ending(OK, None, None, reason, complete_statistics(statistics), version)
         if received != self.wanted_tokens:
             ending.status, ending.code = ERROR, "WRONG_LENGTH" if received else "EMPTY"
             ending.detail = f"{received} tokens came, {self.wanted_tokens} were asked for, finish_reason {reason}"

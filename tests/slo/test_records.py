@@ -8,10 +8,11 @@ import pytest
 from slo_support import make_run, to_toml
 
 from loadtests.contract_toml import load_contract
-from loadtests.records import InvalidRecords, ShardWriter, merge, read_run, shard_path
+from loadtests.records import InvalidRecords, ShardWriter, encode_record, merge, read_run, shard_path
 from loadtests.runs import recompute
 from loadtests.schedule import build_schedule, schedule_sha256
 from loadtests.verdict import judge
+from tritonforge.contract import STATISTICS
 
 
 def write_shards(folder, contract, run, *, of=1, cut=None):
@@ -79,6 +80,31 @@ def test_files_that_are_no_records(tmp_path, text, rule):
         read_run(path)
     with pytest.raises(InvalidRecords, match="cannot be read"):
         read_run(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"statistics": {"queue_us": 1}}, "statistics must be null or hold an integer for each of prompt_tokens"),
+        (
+            {"statistics": {**dict.fromkeys((t.name for t in STATISTICS), 1), "queue_us": "1"}},
+            "statistics must be null",
+        ),
+        ({"status": "fine"}, "status must be one of ok"),
+        ({"sent_ns": "0"}, "must be integers"),
+        ({"chunks": [[1]]}, "not a line of this format"),
+    ],
+)
+def test_records_that_are_none(contract, tmp_path, changes, rule):
+    """Wrong: the judge would crash in the middle, with the exit code of a broken promise."""
+    line = json.loads(encode_record("small", make_run(contract).profiles[0].records[0])) | changes
+    path = tmp_path / "raw.jsonl"
+    path.write_text('{"kind":"campaign","format":1}\n' + json.dumps(line) + "\n")
+    with pytest.raises(InvalidRecords, match=rule):
+        read_run(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidRecords, match="not a line of this format"):
+        read_run(path)
 
 
 HOSTILE = '<script>alert("x")</script>'
