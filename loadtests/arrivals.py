@@ -43,7 +43,7 @@ class Walk:
         self._profile, self._slots, self._channel, self._shard = profile, slots, channel, shard
         self._stub, self._model, self._writer, self._on_record = on_channel(channel), model, writer, on_record
         self._requests = [
-            build_request(model, slot, prompt, f"{run_id}-{slot.index}")
+            build_request(model, slot, prompt, f"{run_id}-{profile.id}-{slot.index}")
             for slot, prompt in zip(slots, prompts, strict=True)
         ]
         self._open: dict[int, Stream] = {}

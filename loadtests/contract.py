@@ -25,10 +25,17 @@ DEFINITIONS = {
 }
 """What this verifier means by its words. A contract may repeat them, to be readable alone; other values are refused."""
 
+EVERY, EVERY_PROVES = 1.0, 0.95
+"""A quantile of EVERY: no request may exceed the limit, one that does fails the objective. No sample can prove that of
+all requests, so a run without one passes when it proves, at the contract's confidence, a share of EVERY_PROVES."""
+
 
 @dataclass(frozen=True)
 class Expect:
-    """Identity of what must have been measured; None is not compared."""
+    """Identity of what must have been measured; None is not compared.
+
+    `release_digest` is compared with the release folder given to the campaign: the server is not asked for its own.
+    """
 
     release_digest: str | None
     model_version: str | None
@@ -118,6 +125,7 @@ class Client:
 class Objective:
     """One promise. Durations: `quantile` of the issued requests have `metric` <= `le`. Ratios and rates: `le` or `ge`.
 
+    A quantile of 1.0 has a meaning of its own, see EVERY.
     `phase` narrows it to the requests scheduled in that phase; None means all measured ones.
     """
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from loadtests.contract import (
     DEFINITIONS,
+    EVERY,
     SCHEMA,
     Arrivals,
     Client,
@@ -42,6 +43,7 @@ MEASUREMENT = {
     "single_token_max": (0.05, 0, 1),
 }
 """Default and allowed range of each limit on the measurement itself."""
+HIGHEST_QUANTILE = 0.99999
 
 
 def load_contract(path: str | Path) -> Contract:
@@ -64,7 +66,7 @@ def parse_contract(document: dict[str, Any]) -> Contract:
         definitions.text(key, meaning, choices=[meaning])
     definitions.done()
     contract = Contract(
-        name=top.text("name"),
+        name=top.name("name"),
         revision=top.integer("revision", low=1),
         target=_target(top.table("target")),
         statistics=_statistics(top.table("statistics", {})),
@@ -167,10 +169,18 @@ def _client(fields: Fields) -> Client:
     return client
 
 
+def _quantile(fields: Fields) -> float:
+    quantile = fields.number("quantile", low=0.5, high=EVERY)
+    if HIGHEST_QUANTILE < quantile < EVERY:
+        rule = f"must be at most {HIGHEST_QUANTILE}, or {EVERY} (no request may exceed the limit)"
+        raise InvalidContract(f"{fields.path('quantile')} {rule}, got {quantile}")
+    return quantile
+
+
 def _objective(fields: Fields) -> Objective:
     metric = fields.text("metric", choices=METRICS)
     kind, bound = METRICS[metric].kind, METRICS[metric].bound
-    quantile = None if kind in (RATIO, RATE) else fields.number("quantile", low=0.5, high=0.99999)
+    quantile = None if kind in (RATIO, RATE) else _quantile(fields)
     high = 1.0 if kind == RATIO else 1e12
     limit = fields.number(bound, low=0, high=high, open_low=kind == RATE)
     if kind == RATIO and limit in (0.0, 1.0):
@@ -189,7 +199,7 @@ def _profile(fields: Fields) -> Profile:
     data = fields.table("data")
     data.text("source", "synthetic", choices=["synthetic"])
     profile = Profile(
-        id=fields.text("id"),
+        id=fields.name("id"),
         required=fields.boolean("required", True),
         prompt_tokens=_lengths(fields.table("prompt_tokens")),
         output_tokens=_lengths(fields.table("output_tokens")),

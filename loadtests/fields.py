@@ -3,12 +3,14 @@
 The contract parser uses it; it knows nothing of what the keys mean.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from tritonforge.errors import InvalidRequest
 
 REQUIRED = object()
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 class InvalidContract(InvalidRequest):
@@ -47,6 +49,13 @@ class Fields:
         allowed = tuple(choices)
         if allowed and value not in allowed:
             raise InvalidContract(f"{self.path(key)} must be one of {', '.join(allowed)}, got {value!r}")
+        return value
+
+    def name(self, key: str) -> str:
+        """A text that is safe as a file name and as a part of one: no dot, no slash, no pattern, no upper case."""
+        value = self.text(key)
+        if not NAME.fullmatch(value):
+            raise InvalidContract(f"{self.path(key)} must match {NAME.pattern}, got {value!r}")
         return value
 
     def integer(self, key: str, default: Any = REQUIRED, *, low: int, high: int = 2**62) -> Any:

@@ -32,9 +32,9 @@ class Counter:
         return len(self._tokenizer.encode(text).ids)
 
 
-def nonce(seed: int, salt: str, index: int) -> str:
-    """Eight hex digits that no other prompt of the run has in front."""
-    return hashlib.sha256(f"{seed}/{salt}/{index}".encode()).hexdigest()[:8]
+def nonce(profile: str, seed: int, salt: str, index: int) -> str:
+    """Eight hex digits that no other prompt of the run has in front, of no other profile either."""
+    return hashlib.sha256(f"{profile}/{seed}/{salt}/{index}".encode()).hexdigest()[:8]
 
 
 def exact_prompt(count: Callable[[str], int], rng: random.Random, start: str, tokens: int) -> str:
@@ -60,12 +60,15 @@ def _join(start: str, words: Sequence[str]) -> str:
     return " ".join((start, *words))
 
 
-def build_prompts(slots: Sequence[Slot], *, seed: int, salt: str, count: Callable[[str], int]) -> list[str]:
-    """The prompt of each slot, in order. Depends on seed, salt and the slot, not on the other slots."""
+def build_prompts(
+    slots: Sequence[Slot], *, profile: str, seed: int, salt: str, count: Callable[[str], int]
+) -> list[str]:
+    """The prompt of each slot, in order. Depends on profile id, seed, salt and the slot, not on the other slots."""
     prompts = []
     for slot in slots:
-        rng = random.Random(f"{seed}/words/{slot.index}")
-        prompts.append(exact_prompt(count, rng, f"{nonce(seed, salt, slot.index)}:", slot.prompt_tokens))
+        rng = random.Random(f"{profile}/{seed}/words/{slot.index}")
+        start = f"{nonce(profile, seed, salt, slot.index)}:"
+        prompts.append(exact_prompt(count, rng, start, slot.prompt_tokens))
     return prompts
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests import metrics
-from loadtests.contract import Contract, Objective, Profile
+from loadtests.contract import EVERY, Contract, Objective, Profile
 from loadtests.metrics import ms, percentile_ns
 from loadtests.records import OK, CampaignRun, ProfileRun, Record
 from loadtests.schedule import build_schedule, schedule_sha256, windows
@@ -207,12 +207,13 @@ def _row(objective: dict[str, Any]) -> tuple[str, ...]:
 
 
 def limit_text(objective: dict[str, Any]) -> str:
-    """p95 ttft <= 400 ms, as people write it."""
+    """p95 ttft <= 400 ms, as people write it; "every" instead of p100."""
     name, _, unit = objective["metric"].rpartition("_")
     if unit != "ms":
         name, unit = objective["metric"], ""
     sign, limit = ("<=", objective["le"]) if objective["le"] is not None else (">=", objective["ge"])
     quantile = f"p{objective['quantile'] * 100:g} " if objective["quantile"] else ""
+    quantile = "every " if objective["quantile"] == EVERY else quantile
     return f"{quantile}{name} {sign} {limit:g}{' ' + unit if unit else ''}"
 
 

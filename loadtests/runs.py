@@ -9,6 +9,7 @@ import os
 import platform
 import secrets
 import shutil
+import tempfile
 import time
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.binomial import samples_needed
-from loadtests.contract import Contract, Objective, Profile
+from loadtests.contract import EVERY, EVERY_PROVES, Contract, Objective, Profile
 from loadtests.contract_toml import load_contract
 from loadtests.fields import InvalidContract
 from loadtests.metrics import METRICS, RATE, RATIO
@@ -24,9 +25,10 @@ from loadtests.page import write_page
 from loadtests.prompts import Counter, build_prompts
 from loadtests.records import merge, read_run
 from loadtests.report import build_report, write_report
-from loadtests.schedule import Slot, build_schedule
+from loadtests.schedule import build_schedule
 from loadtests.target import is_local
 from loadtests.verdict import Verdict, judge
+from tritonforge.errors import InvalidRequest
 from tritonforge.release import Release, file_digest
 
 PACKAGES = ("locust", "gevent", "grpcio", "tritonclient", "tokenizers", "protobuf")
@@ -34,17 +36,21 @@ PACKAGES = ("locust", "gevent", "grpcio", "tritonclient", "tokenizers", "protobu
 
 @dataclass
 class Run:
-    """What a run needs before it starts. `server` collects the target's counters by profile."""
+    """What a run needs before it starts. `prompts` are those of each profile, by slot index.
+
+    `server` collects the target's counters by profile.
+    """
 
     contract_path: Path
     contract: Contract
     out: Path
     url: str
     tokenizer: Path
+    tokenizer_sha256: str
     release: Release | None
     salt: str
     run_id: str
-    profiles: tuple[str, ...]
+    prompts: dict[str, list[str]]
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     server: dict[str, Any] = field(default_factory=dict)
 
@@ -61,10 +67,11 @@ class Run:
         salt: str | None = None,
         run_id: str | None = None,
     ) -> "Run":
-        """Read and check everything a run depends on, before any load.
+        """Read, check and compute everything a run depends on, before any load and before any file is touched.
 
-        Raises InvalidContract for a contract that breaks a rule or can decide nothing, NotFound and ReleaseMismatch
-        for a release that is not what its manifest says.
+        Raises InvalidContract for a contract that breaks a rule or can decide nothing, for a tokenizer that is none and
+        for prompts that cannot be made; NotFound and ReleaseMismatch for a release that is not what its manifest says;
+        OSError for files that cannot be read.
         """
         parsed = load_contract(contract)
         selected = [parsed.profile(profile)] if profile else list(parsed.profiles)
@@ -77,33 +84,56 @@ class Run:
             tokenizer = opened.model_repository / "tokenizer" / "1" / "tokenizer.json"
         if tokenizer is None:
             raise InvalidContract("prompts need the tokenizer of what is served: give --release or --tokenizer")
+        count, salt = Counter(Path(tokenizer)), salt if salt is not None else secrets.token_hex(4)
+        prompts = {
+            chosen.id: build_prompts(
+                build_schedule(chosen), profile=chosen.id, seed=chosen.data_seed, salt=salt, count=count
+            )
+            for chosen in selected
+        }
         return cls(
             contract_path=Path(contract),
             contract=parsed,
             out=Path(out),
             url=url,
             tokenizer=Path(tokenizer),
+            tokenizer_sha256=file_digest(Path(tokenizer)),
             release=opened,
-            salt=salt if salt is not None else secrets.token_hex(4),
+            salt=salt,
             run_id=run_id or secrets.token_hex(6),
-            profiles=tuple(chosen.id for chosen in selected),
+            prompts=prompts,
         )
 
-    def prompts(self, profile: Profile, slots: list[Slot]) -> list[str]:
-        """The prompts of some slots of a profile, counted by the release's tokenizer."""
-        return build_prompts(slots, seed=profile.data_seed, salt=self.salt, count=Counter(self.tokenizer))
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """The ids of the profiles to run, in the contract's order."""
+        return tuple(self.prompts)
 
     def create_folder(self) -> None:
-        """An empty run folder with a copy of the contract. An earlier run's records in it are removed, nothing else."""
+        """An empty run folder with a copy of the contract. An earlier run's records in it are removed, nothing else.
+
+        Raises InvalidRequest, with the earlier run still whole, when the folder cannot be written.
+        """
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.out):
+                pass
+        except OSError as error:
+            raise InvalidRequest(
+                f"out must be a folder that can be written, got {self.out}: {error.strerror}"
+            ) from None
         shutil.rmtree(self.out / "raw", ignore_errors=True)
-        (self.out / "raw").mkdir(parents=True, exist_ok=True)
+        (self.out / "raw").mkdir(exist_ok=True)
         for name in ("raw.jsonl", "report.json", "report.html", "locust.log"):
             (self.out / name).unlink(missing_ok=True)
         if self.contract_path.resolve() != (self.out / "contract.toml").resolve():
             shutil.copyfile(self.contract_path, self.out / "contract.toml")
 
     def header(self, target: dict[str, Any]) -> dict[str, Any]:
-        """The campaign line of raw.jsonl: what was measured, with what, and where."""
+        """The campaign line of raw.jsonl: what was measured, with what, and where.
+
+        The given_ facts are those of the release folder that was given; `target` is what the server said of itself.
+        """
         manifest = self.release.manifest if self.release else {}
         return {
             "run_id": self.run_id,
@@ -114,9 +144,9 @@ class Run:
             "identity": {
                 **target,
                 "url": self.url,
-                "release": manifest.get("name"),
-                "release_digest": manifest.get("digest"),
-                "tokenizer_sha256": file_digest(self.tokenizer),
+                "given_release": manifest.get("name"),
+                "given_release_digest": manifest.get("digest"),
+                "tokenizer_sha256": self.tokenizer_sha256,
             },
             "environment": environment(self.url),
         }
@@ -160,7 +190,7 @@ def shortest(contract: Contract, objective: Objective) -> int:
     kind = METRICS[objective.metric].kind
     if kind == RATE:
         return 1
-    share = objective.quantile
+    share = EVERY_PROVES if objective.quantile == EVERY else objective.quantile
     if kind == RATIO:
         share = objective.ge if objective.ge is not None else round(1 - objective.le, 12)
     return samples_needed(0, share, contract.statistics.confidence)

@@ -67,7 +67,7 @@ class Walker:
         self._profile = run.contract.profile(run.profiles[0])
         schedule = build_schedule(self._profile)
         slots = shard_of(schedule, shard, of)
-        prompts = run.prompts(self._profile, slots)
+        prompts = [run.prompts[self._profile.id][slot.index] for slot in slots]
         digests = {"schedule_sha256": schedule_sha256(schedule), "prompts_sha256": prompts_sha256(prompts)}
         self._channel = open_channel(run.url)
         self._walk = Walk(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from loadtests import metrics
 from loadtests.binomial import FAIL, INCONCLUSIVE, PASS, compliance_bounds, decide, quantile_ranks, samples_needed
 from loadtests.checks import Check
-from loadtests.contract import Contract, Objective, Profile
+from loadtests.contract import EVERY, EVERY_PROVES, Contract, Objective, Profile
 from loadtests.metrics import DURATION, METRICS, RATIO
 from loadtests.records import OK, CampaignRun, ProfileRun, Record
 from loadtests.schedule import Window, windows
@@ -184,9 +184,11 @@ def _worst(record: Record, promises: Sequence[Objective]) -> str:
 
 
 def _decided(contract: Contract, objective: Objective, n: int, misses: dict[str, int], share: float) -> Result:
-    """The exact binomial decision: do at least `share` of all requests comply?"""
+    """The exact binomial decision: do at least `share` of all requests comply? Of EVERY, one miss is a FAIL."""
     missed, confidence = sum(misses.values()), contract.statistics.confidence
-    status = decide(n, missed, share, confidence)
+    every = share == EVERY
+    share = EVERY_PROVES if every else share
+    status = FAIL if every and missed else decide(n, missed, share, confidence)
     undecided = status == INCONCLUSIVE and missed <= n * (1 - share)
     more = samples_needed(missed, share, confidence) - n if undecided else None
     return Result(
@@ -232,6 +234,8 @@ def describe(result: Result) -> str:
     text = f"{objective.id}: {sum(result.misses.values())} of {result.n} requests missed {limit} ({missed})"
     if result.status == INVALID:
         return f"{objective.id}: {result.not_applicable} requests have no {objective.metric}, too many to judge it"
+    if result.status == FAIL and objective.quantile == EVERY:
+        return f"{text}; no request may"
     if result.status == FAIL:
         return f"{text}; compliance is at most {result.bounds[1]:.1%}"
     more = f"; {result.more_samples} more requests like these would decide it" if result.more_samples else ""

@@ -51,7 +51,11 @@ def test_unknown_keys_are_refused_by_name(document, path):
         (("profiles", 0, "arrivals", "phases", 1, "rate"), 0, r"phases\[1\].rate must be a number in \(0,"),
         (("profiles", 0, "arrivals", "phases", 1, "measured"), False, "at least one measured phase"),
         (("profiles", 0, "objectives", 0, "metric"), "ttft", "metric must be one of ttft_ms"),
-        (("profiles", 0, "objectives", 0, "quantile"), 1.0, "quantile must be a number"),
+        (("profiles", 0, "objectives", 0, "quantile"), 1.5, "quantile must be a number"),
+        (("profiles", 0, "objectives", 0, "quantile"), 0.999999, "quantile must be at most 0.99999, or 1.0"),
+        (("profiles", 0, "id"), "small.b", r"profiles\[0\].id must match"),
+        (("profiles", 0, "id"), "s*", r"profiles\[0\].id must match"),
+        (("name",), "../elsewhere", "name must match"),
         (("profiles", 0, "objectives", 0, "le"), float("nan"), "le must be a number"),
         (
             ("profiles", 0, "objectives", 0, "phase"),
@@ -98,6 +102,14 @@ def test_undecidable_objectives_are_refused(document):
     contract = parse_contract(document)
     with pytest.raises(InvalidContract, match=r"small\.tpot needs output_tokens of at least 2"):
         lint(contract, contract.profiles[0])
+
+
+def test_no_request_may_exceed_a_limit_of_every(document):
+    """Wrong: lint would ask for endless samples, or let a run of a few pass as a proof."""
+    document["profiles"][0]["objectives"][0]["quantile"] = 1.0
+    contract = parse_contract(document)
+    assert shortest(contract, contract.profiles[0].objectives[0]) == 59
+    lint(contract, contract.profiles[0])
 
 
 def test_files_that_are_no_contracts(tmp_path):

@@ -85,13 +85,15 @@ def test_lengths_stay_within_their_range(contract):
 def test_prompts_have_exactly_their_tokens_and_share_no_prefix(contract, tokenizer):
     """Wrong: TTFT would be measured at another length, or the prefix cache would answer."""
     slots, count = build_schedule(contract.profiles[0]), Counter(tokenizer)
-    prompts = build_prompts(slots, seed=3, salt="a", count=count)
+    given = {"profile": "p", "seed": 3, "salt": "a", "count": count}
+    prompts = build_prompts(slots, **given)
     assert [count(prompt) for prompt in prompts] == [slot.prompt_tokens for slot in slots]
     assert len({prompt.split()[0] for prompt in prompts}) == len(prompts)
-    assert build_prompts(slots, seed=3, salt="a", count=count) == prompts
-    other = build_prompts(slots, seed=3, salt="b", count=count)
-    assert not {p.split()[0] for p in prompts} & {p.split()[0] for p in other}
-    shard = build_prompts(shard_of(slots, 1, 2), seed=3, salt="a", count=count)
+    assert build_prompts(slots, **given) == prompts
+    for change in ({"salt": "b"}, {"profile": "q"}):  # of another run, and of another profile with the same seed
+        other = build_prompts(slots, **given | change)
+        assert not {p.split()[0] for p in prompts} & {p.split()[0] for p in other}
+    shard = build_prompts(shard_of(slots, 1, 2), **given)
     assert shard == prompts[1::2]
 
 
