@@ -3,8 +3,8 @@
     python loadtests/campaign.py --contract loadtests/contracts/demo.toml --url 127.0.0.1:8001 --release DIR
     python loadtests/campaign.py --recompute artifacts/reports/demo/raw.jsonl
 
-Exit codes: 0 passed, 1 failed, 2 usage or contract error, 3 measurement invalid, 4 undecided, 5 target unreachable,
-130 interrupted. The load runs in a Locust process per profile; this process only asks, merges and judges.
+Exit codes: 0 passed, 1 failed, 2 usage or contract error, 3 measurement invalid or verifier broken, 4 undecided,
+5 target unreachable, 130 interrupted. The load runs in a Locust process per profile; this one asks, merges and judges.
 """
 
 import argparse
@@ -17,22 +17,24 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # not this folder: its modules are `loadtests.x`
 
 from loadtests.contract_toml import load_contract  # noqa: E402
+from loadtests.exits import INTERRUPTED, refuse  # noqa: E402
 from loadtests.metrics import METRICS, RATE  # noqa: E402
-from loadtests.records import InvalidRecords  # noqa: E402
 from loadtests.report import table  # noqa: E402
 from loadtests.runs import Run, lint, recompute, report_of, shortest  # noqa: E402
 from loadtests.schedule import build_schedule  # noqa: E402
 from loadtests.target import counters, inspect  # noqa: E402
-from tritonforge.errors import ReleaseMismatch, SetupError, TritonForgeError  # noqa: E402
 
 PROGRESS = "progress: "
+STOP_S = 10.0
 
 
 def parse_args(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contract", type=Path, help="contract file (TOML)")
     parser.add_argument("--url", default="127.0.0.1:8001", help="gRPC endpoint (default %(default)s)")
-    parser.add_argument("--release", type=Path, help="release folder: identity, and the tokenizer of the prompts")
+    parser.add_argument(
+        "--release", type=Path, help="folder of the release that is served: named in the report, its tokenizer used"
+    )
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json, when there is no release folder")
     parser.add_argument("--out", type=Path, help="report folder (default artifacts/reports/<contract name>)")
     parser.add_argument("--profile", help="run only this profile of the contract")
@@ -48,6 +50,7 @@ def parse_args(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run one command; every way it can end has its exit code, and only a broken promise has 1."""
     options = parse_args(arguments)
     try:
         if options.recompute:
@@ -57,11 +60,11 @@ def main(arguments: list[str] | None = None) -> int:
         if options.lint:
             return print_lint(options.contract)
         return run_campaign(options)
-    except TritonForgeError as error:
-        print(error, file=sys.stderr)
-        if isinstance(error, ReleaseMismatch | InvalidRecords):
-            return 3
-        return 5 if isinstance(error, SetupError) else 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        return refuse(error)
 
 
 def print_lint(path: Path) -> int:
@@ -99,21 +102,31 @@ def run_campaign(options: argparse.Namespace) -> int:
     model = run.contract.target.model
     target = inspect(run.url, model)
     run.create_folder()
-    interrupted = False
-    for profile_id in run.profiles:
-        slots = build_schedule(run.contract.profile(profile_id))
-        seconds = sum(phase.seconds for phase in run.contract.profile(profile_id).arrivals.phases)
-        print(f"{profile_id}: {len(slots)} requests in {seconds:g} s", flush=True)
-        before = counters(run.url, model)
-        interrupted = not load(run, profile_id)
-        after = counters(run.url, model)
-        if before is not None and after is not None:
-            run.server[profile_id] = {"before": before, "after": after}
-        if interrupted:
-            break
+    finished = measure(run, model)
     verdict = run.conclude(target)
     print(f"{table(report_of(run.out))}\nreport: {run.out / 'report.html'}", flush=True)
-    return 130 if interrupted else verdict.exit_code
+    return verdict.exit_code if finished else INTERRUPTED
+
+
+def measure(run: Run, model: str) -> bool:
+    """Load the profiles one after the other, with the target's counters around each; False when interrupted."""
+    try:
+        return all(measure_profile(run, model, profile_id) for profile_id in run.profiles)
+    except KeyboardInterrupt:
+        return False
+
+
+def measure_profile(run: Run, model: str, profile_id: str) -> bool:
+    """Load one profile; False when a person interrupted it."""
+    profile = run.contract.profile(profile_id)
+    seconds = sum(phase.seconds for phase in profile.arrivals.phases)
+    print(f"{profile_id}: {len(run.prompts[profile_id])} requests in {seconds:g} s", flush=True)
+    before = counters(run.url, model)
+    finished = load(run, profile_id)
+    after = counters(run.url, model)
+    if before is not None and after is not None:
+        run.server[profile_id] = {"before": before, "after": after}
+    return finished
 
 
 def load(run: Run, profile_id: str) -> bool:
@@ -152,12 +165,22 @@ def load(run: Run, profile_id: str) -> bool:
         except KeyboardInterrupt:
             return False
         finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait(timeout=10)
+            stop(process)
     if process.returncode:
         print(f"  the load process ended with code {process.returncode}; see {log.name}", flush=True)
     return True
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End the load process if it runs: asked first, killed after STOP_S or at a second Ctrl-C."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(timeout=STOP_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        process.wait()
 
 
 if __name__ == "__main__":

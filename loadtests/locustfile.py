@@ -25,8 +25,8 @@ import locust.stats
 from locust import LoadTestShape, User, constant, events, task
 from locust.runners import STATE_MISSING, MasterRunner, WorkerRunner
 
+from loadtests.exits import refuse
 from loadtests.session import BARRIER_S, Judge, Walker, run_of
-from tritonforge.errors import ReleaseMismatch, SetupError, TritonForgeError
 
 SHARD, DONE = "tritonforge_shard", "tritonforge_done"
 
@@ -53,18 +53,13 @@ class Test:
     over = False
 
 
-def exit_code_of(error: TritonForgeError) -> int:
-    """2 for what the user wrote, 3 for a release that is not what it says, 5 for a target that cannot be loaded."""
-    if isinstance(error, ReleaseMismatch):
-        return 3
-    return 5 if isinstance(error, SetupError) else 2
-
-
 @events.init_command_line_parser.add_listener
 def add_arguments(parser) -> None:
     parser.add_argument("--contract", default=f"{ROOT}/loadtests/contracts/demo.toml", help="contract file (TOML)")
     parser.add_argument("--contract-profile", default="", help="profile of the contract, when it has several")
-    parser.add_argument("--release", default="", help="release folder: identity, and the tokenizer of the prompts")
+    parser.add_argument(
+        "--release", default="", help="folder of the release that is served: named in the report, its tokenizer used"
+    )
     parser.add_argument("--tokenizer", default="", help="tokenizer.json, when there is no release folder")
     parser.add_argument("--out", default="", help="report folder; default: artifacts/reports/locust-<time>")
     parser.add_argument("--salt", default="", help="repeat the prompts of an earlier run: its salt")
@@ -83,13 +78,8 @@ def on_init(environment, runner, **_) -> None:
     if environment.web_ui is None:
         try:
             run_of(environment.parsed_options, environment.host)
-        except TritonForgeError as error:
+        except Exception as error:
             sys.exit(refuse(error))
-
-
-def refuse(error: TritonForgeError) -> int:
-    print(error, file=sys.stderr, flush=True)
-    return exit_code_of(error)
 
 
 @events.test_start.add_listener
@@ -97,9 +87,11 @@ def on_test_start(environment, **_) -> None:
     Test.over, Test.walker, Test.judge, environment.process_exit_code = False, None, None, None
     try:
         begin(environment)
-    except TritonForgeError as error:
+    except Exception as error:  # whatever it is: without this the test would wait for a walker that never comes
         environment.process_exit_code = refuse(error)
         Test.over, Test.judge = True, None
+        if isinstance(environment.runner, WorkerRunner):
+            environment.runner.send_message(DONE, {})
 
 
 def begin(environment) -> None:
@@ -181,5 +173,5 @@ def on_test_stop(environment, **_) -> None:
         return
     try:
         environment.process_exit_code = judge.finish()
-    except TritonForgeError as error:
+    except Exception as error:  # Locust would log it and end as if nothing had been wrong with the service
         environment.process_exit_code = refuse(error)

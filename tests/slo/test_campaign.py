@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
 from slo_campaigns import CAMPAIGN, ENVIRONMENT, arguments, document_with, run_campaign
 from slo_stub import Behaviour, Stub
-from slo_support import DOCUMENT, to_toml
+from slo_support import DOCUMENT, ROOT, to_toml
 
 from loadtests import metrics
 from loadtests.campaign import main
@@ -86,6 +87,13 @@ def expecting(version: str) -> dict:
     return document
 
 
+def demo_promises(**load) -> dict:
+    """The demo's objectives on a shorter, denser load with answers of its lengths."""
+    demo = tomllib.loads((ROOT / "loadtests" / "contracts" / "demo.toml").read_text())["profiles"][0]
+    wanted = {key: demo[key] for key in ("output_tokens", "client", "objectives")}
+    return document_with(**wanted, **load)
+
+
 EVERYTHING = {"ttft", "tpot", "stall", "e2e", "errors", "goodput"}
 CASES = {
     "all errors": Case(Behaviour(fail_in_band_at=0), 1, EVERYTHING, counts={"error"}),
@@ -114,6 +122,12 @@ CASES = {
         1,
         {"ttft", "goodput"},
         document=document_with(rate=20.0, seconds=6.0, client={"drain_s": 5.0, "idle_gap_s": 5.0, "deadline_s": 9.0}),
+    ),
+    "frozen for 2 s under the demo's promises": Case(
+        Behaviour(freeze=(3.0, 2.0), gap_s=0.02),
+        1,
+        {"freeze"},
+        document=demo_promises(rate=12.0, seconds=7.0),
     ),
     "token counts that lie": Case(lying(completion_tokens=9), 3, breaks={"output_tokens"}),
     "another tokenizer": Case(lying(prompt_tokens=99), 3, breaks={"prompt_tokens"}),

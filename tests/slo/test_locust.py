@@ -31,6 +31,17 @@ def test_plain_locust_judges_too(tmp_path, tokenizer):
         assert f"{kind},small/steady," in rows
 
 
+def test_plain_locust_ends_on_any_error_at_the_start(tmp_path, tokenizer):
+    """Wrong: it would wait for a walker that never comes, for ever."""
+    (tmp_path / "out").write_text("in the way")
+    with Stub() as stub:
+        process = locust(tmp_path, stub, tokenizer, "--headless", "--only-summary")
+        output, _ = process.communicate(timeout=40)
+    assert process.returncode == 2, output
+    assert "out must be a folder that can be written" in output
+    assert "Traceback" not in output
+
+
 def test_a_killed_worker_is_not_a_smaller_load(tmp_path, tokenizer):
     """Two workers, one dies: Locust itself would exit 0; the measurement is invalid."""
     with Stub() as stub:
