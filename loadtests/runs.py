@@ -85,12 +85,6 @@ class Run:
         if tokenizer is None:
             raise InvalidContract("prompts need the tokenizer of what is served: give --release or --tokenizer")
         count, salt = Counter(Path(tokenizer)), salt if salt is not None else secrets.token_hex(4)
-        prompts = {
-            chosen.id: build_prompts(
-                build_schedule(chosen), profile=chosen.id, seed=chosen.data_seed, salt=salt, count=count
-            )
-            for chosen in selected
-        }
         return cls(
             contract_path=Path(contract),
             contract=parsed,
@@ -101,7 +95,7 @@ class Run:
             release=opened,
             salt=salt,
             run_id=run_id or secrets.token_hex(6),
-            prompts=prompts,
+            prompts={chosen.id: prompts_of(chosen, salt, count) for chosen in selected},
         )
 
     @property
@@ -155,6 +149,12 @@ class Run:
         """Merge the shards of this run, judge them and write the reports."""
         merge(self.out, self.header(target), self.profiles, self.server)
         return recompute(self.out / "raw.jsonl", self.contract)
+
+
+def prompts_of(profile: Profile, salt: str, count: Counter) -> list[str]:
+    """The prompts of a whole profile by slot index. Raises InvalidContract when one of them cannot be made."""
+    slots = build_schedule(profile)
+    return build_prompts(slots, profile=profile.id, seed=profile.data_seed, salt=salt, count=count)
 
 
 def recompute(raw: Path, contract: Contract) -> Verdict:

@@ -9,6 +9,7 @@ from typing import Any
 from loadtests.contract import Contract
 from loadtests.records import ERROR, OK, CampaignRun, ProfileRun, Record, ShardReport
 from loadtests.schedule import Slot, build_schedule, schedule_sha256
+from loadtests.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 MS = 1_000_000
@@ -135,3 +136,21 @@ def change_part(run: CampaignRun, **changes) -> CampaignRun:
 def failing(record: Record, status: str = ERROR) -> Record:
     """The same request, ended without an answer."""
     return replace(record, status=status, code="X", chunks=(), statistics=None)
+
+
+def statuses(verdict: Verdict) -> dict[str, str]:
+    """The status of each objective of the first profile."""
+    return {result.objective.id: result.status for result in verdict.profiles[0].results}
+
+
+def broken(verdict: Verdict) -> list[str]:
+    """The broken checks of the first profile."""
+    return [check.name for check in verdict.profiles[0].checks if check.ok is False]
+
+
+def delayed(record: Record, milliseconds: int) -> Record:
+    """The same answer, later: the server's own account says that it queued."""
+    late = milliseconds * MS
+    statistics = {**record.statistics, "queue_us": record.statistics["queue_us"] + milliseconds * 1000}
+    chunks = tuple((at + late, count) for at, count in record.chunks)
+    return replace(record, chunks=chunks, end_ns=record.end_ns + late, statistics=statistics)
