@@ -77,10 +77,14 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Compile:
-    """What the model is compiled for; `properties` are the target's own and checked by it."""
+    """What the model is compiled for; `properties` are the target's own and checked by it.
+
+    `prefill_properties`, where given, override them in steps of many tokens: the model is compiled a second time.
+    """
 
     target: str = rule("openvino", choices=TARGETS)
     properties: dict
+    prefill_properties: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,13 +37,28 @@ def check_recipe(recipe: Recipe) -> None:
         raise InvalidRecipe(
             f"kv_cache.block_size must be {BLOCK_SIZE} for the openvino target, got {recipe.kv_cache.block_size}"
         )
-    for name, value in recipe.compile.properties.items():
-        if name not in PROPERTIES:
-            raise InvalidRecipe(f"compile.properties.{name} must be one of {', '.join(PROPERTIES)}")
-        known = PROPERTIES[name]
-        if type(value) is not type(known[0]) or value not in known:
-            rule = f"in [{known[0]}, {known[-1]}]" if isinstance(known, range) else f"one of {known}"
-            raise InvalidRecipe(f"compile.properties.{name} must be {rule}, got {value!r}")
+    for key in ("properties", "prefill_properties"):
+        for name, value in getattr(recipe.compile, key).items():
+            _check_property(f"compile.{key}.{name}", name, value)
+
+
+def _check_property(label: str, name: str, value: Any) -> None:
+    if name not in PROPERTIES:
+        raise InvalidRecipe(f"{label} must be one of {', '.join(PROPERTIES)}")
+    known = PROPERTIES[name]
+    if type(value) is not type(known[0]) or value not in known:
+        rule = f"in [{known[0]}, {known[-1]}]" if isinstance(known, range) else f"one of {known}"
+        raise InvalidRecipe(f"{label} must be {rule}, got {value!r}")
+
+
+def measured_steps(recipe: Recipe) -> tuple[int, ...]:
+    """Tokens in a step, for each way in which the engine computes one: quality is measured for all of them."""
+    from tritonforge.engines.openvino import PREFILL_MIN_TOKENS
+
+    most = recipe.limits.max_num_batched_tokens
+    if recipe.compile.prefill_properties and most >= PREFILL_MIN_TOKENS:
+        return (PREFILL_MIN_TOKENS - 1, most)
+    return (most,)
 
 
 def estimate_bytes_per_block(recipe: Recipe, model: dict[str, Any]) -> int:
