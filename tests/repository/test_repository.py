@@ -103,5 +103,10 @@ def test_files_are_read_with_an_encoding():
                 assert "encoding" in {keyword.arg for keyword in node.keywords}, f"{path.name}:{node.lineno}"
 
 
+def test_no_document_holds_an_unfilled_place():
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")):
+        assert "@@" not in path.read_text(encoding="utf-8"), f"{path.name} has a place that was never filled"
+
+
 def test_every_option_has_a_rule_that_reads_after_its_name():
     assert all(option.rule.startswith("must be") for option in OPTIONS.values())
