@@ -1,10 +1,14 @@
 """Fixtures of the whole suite: the release under test, and one real tritonserver that serves it."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# A shell starts background jobs with SIGINT ignored, and what they start inherits it: no program could be interrupted.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_RELEASE = ROOT / "artifacts" / "releases" / "smollm2-135m-int8"

@@ -90,9 +90,11 @@ class OpenVINOEngine:
         self._allocate_cache()
 
     def _allocate_cache(self) -> None:
+        """Allocate the KV cache and touch all of it: memory that is not there is missed now, not by a request."""
         for port in cache_ports(self._decode.compiled):
             heads, rows, width = (port.get_partial_shape()[axis].get_length() for axis in (1, 2, 3))
             tensor = ov.Tensor(port.get_element_type(), ov.Shape([self.spec.num_blocks, heads, rows, width]))
+            tensor.data[...] = 0
             for compiled in (self._decode, self._prefill):
                 compiled.request.set_tensor(port.get_any_name(), tensor)
 
