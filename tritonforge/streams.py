@@ -78,8 +78,7 @@ class ResponseStream:
         if last.error is not None:
             self.fail(last.error)
         elif last.final:
-            statistics = self._generation.statistics(now)
-            self._close(lambda sender: sender.finish(deltas, statistics), _send_failed)
+            self.finish(deltas, self._generation.statistics(now))
         else:
             self._send(deltas)
 
@@ -97,7 +96,7 @@ class ResponseStream:
         self._close(lambda sender: sender.fail(error))
 
     def finish(self, deltas: list[Delta], statistics: dict[str, int]) -> None:
-        """End with a response of its own making."""
+        """End with `deltas` as the last response."""
         self._close(lambda sender: sender.finish(deltas, statistics), _send_failed)
 
     def _close(self, *attempts: Callable[[Sender], None]) -> None:
