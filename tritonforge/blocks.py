@@ -23,11 +23,18 @@ def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     return blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
-def hash_blocks(token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
-    """Content hashes of the full blocks of `token_ids`, in order."""
+def hash_salt(salt: str) -> BlockHash:
+    """The parent of the first block: only prompts with the same salt share blocks. Empty without a salt."""
+    return blake2b(salt.encode(), digest_size=16, person=b"salt").digest() if salt else b""
+
+
+def hash_blocks(token_ids: Sequence[int], block_size: int, root: BlockHash = b"") -> list[BlockHash]:
+    """Content hashes of the full blocks of `token_ids`, in order, below `root`."""
     hashes: list[BlockHash] = []
+    parent = root
     for start in range(0, len(token_ids) - block_size + 1, block_size):
-        hashes.append(hash_block(hashes[-1] if hashes else b"", token_ids[start : start + block_size]))
+        parent = hash_block(parent, token_ids[start : start + block_size])
+        hashes.append(parent)
     return hashes
 
 
@@ -46,6 +53,11 @@ class BlockManager:
     def num_free(self) -> int:
         """Blocks that no request holds, cached or not."""
         return len(self._free)
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks that requests hold, in [0, 1]."""
+        return 1.0 - len(self._free) / self.num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens occupy."""
@@ -91,17 +103,21 @@ class BlockManager:
             self._block_of_hash[block_hash] = block
             self._hash_of_block[block] = block_hash
 
-    def release(self, block_table: list[int]) -> None:
-        """Drop one reference to each block and empty the table.
+    def num_unshared(self, block_table: Iterable[int]) -> int:
+        """How many blocks would become free if `block_table` were released."""
+        return sum(1 for block in block_table if self._ref_count[block] == 1)
+
+    def release(self, block_table: list[int], keep: int = 0) -> None:
+        """Drop one reference to each block but the first `keep`, and cut the table.
 
         Released from the end, so that the start of a prompt outlives its tail in the prefix cache.
         """
-        for block in reversed(block_table):
+        for block in reversed(block_table[keep:]):
             self._ref_count[block] -= 1
             assert self._ref_count[block] >= 0, f"block {block} was freed twice"
             if self._ref_count[block] == 0:
                 self._free[block] = None
-        block_table.clear()
+        del block_table[keep:]
 
     def _forget(self, block: int) -> None:
         block_hash = self._hash_of_block.pop(block, None)

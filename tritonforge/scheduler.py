@@ -1,51 +1,54 @@
 """The Scheduler: which tokens of which requests the next step computes. Pure: values in, values out.
 
 There are no phases, only progress (after vLLM v1): a request owes num_tokens - num_computed_tokens, and each step
-spends a token budget on what is owed, running requests first. So a long prompt is chunked and mixed with decodes, and a
-preempted request simply owes its tokens again. The engine loop is the only caller.
+spends a token budget on what is owed. So a long prompt is chunked and mixed with decodes, and a preempted request
+simply owes its tokens again. The engine loop is the only caller.
 """
 
-from collections import deque
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from tritonforge.blocks import BlockManager, hash_block, hash_blocks
+from tritonforge.admission import WaitingQueue
+from tritonforge.batch import RunningBatch
+from tritonforge.blocks import BlockManager
 from tritonforge.errors import InvalidRequest, Overloaded
-from tritonforge.request import FinishReason, Phase, Request, StepPlan, TokenEvent, Work
+from tritonforge.planner import Propose, StepPlanner
+from tritonforge.request import FinishReason, Phase, Request, StepPlan, TokenEvent
+from tritonforge.scheduler_config import SchedulerConfig
 
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """Limits of a step and of the queue; each is a positive count (requests, or tokens where the name says so)."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_waiting: int
-    max_waiting_tokens: int
-
-    def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InvalidRequest(f"scheduler.{name} must be a positive integer, got {value!r}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InvalidRequest(
-                f"scheduler.max_num_batched_tokens must be at least max_num_seqs {self.max_num_seqs}, "
-                f"got {self.max_num_batched_tokens}"
-            )
+OUTPUT_WEIGHT = 2
+"""What an output token costs a tenant, in prompt tokens (the weights of the VTC paper, see admission.py)."""
 
 
 class Scheduler:
-    """Owns the waiting queue, the running batch and the blocks. Oldest first; the newest is preempted first."""
+    """Owns the waiting queue, the running batch and the blocks."""
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager) -> None:
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, propose: Propose | None = None) -> None:
         self.config = config
         self.blocks = blocks
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens, config.ageing_ms * 1_000_000)
+        self.running = RunningBatch()
         self.num_generated_tokens = 0
-        self.num_preemptions = 0
-        self._waiting_tokens = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self.num_refused: Counter[str] = Counter()
+        self._planner = StepPlanner(config, blocks, self.waiting, self.running, propose)
+        self._tables = self._planner.tables
+
+    @property
+    def num_preemptions(self) -> int:
+        """Times that a running request went back to the queue."""
+        return self._planner.num_preemptions
+
+    @property
+    def num_prefix_queries(self) -> int:
+        """Prompt tokens that were looked up in the prefix cache, when their requests first started."""
+        return self._planner.num_prefix_queries
+
+    @property
+    def num_prefix_hits(self) -> int:
+        """Those of num_prefix_queries that were found."""
+        return self._planner.num_prefix_hits
 
     @property
     def num_running(self) -> int:
@@ -62,168 +65,108 @@ class Scheduler:
         """Whether any request is unfinished."""
         return bool(self.waiting or self.running)
 
-    def add(self, request: Request) -> None:
-        """Queue a new request. Raises InvalidRequest when it can never fit, Overloaded when the queue is full."""
+    @property
+    def kv_cache_usage(self) -> float:
+        """The share of the KV blocks that requests hold, in [0, 1]."""
+        return self.blocks.usage
+
+    def add(self, request: Request) -> list[Request]:
+        """Queue a new request; returns those that were pushed out for it, which have ended with ERROR.
+
+        Raises InvalidRequest when it can never fit, Overloaded when the queue is full, see WaitingQueue.make_room.
+        """
         most = len(request.prompt_ids) + request.max_tokens
         if self.blocks.blocks_for(most) > self.blocks.num_blocks:
+            self.num_refused["never fits"] += 1
             raise InvalidRequest(
                 f"prompt and max_tokens must fit {self.blocks.num_blocks} KV blocks of {self.blocks.block_size} "
                 f"tokens, got {most} tokens"
             )
-        self._check_room(request)
-        self._enqueue(request, front=False)
+        try:
+            pushed = self.waiting.make_room(request, self.config.max_num_seqs - len(self.running))
+        except Overloaded:
+            self.num_refused["queue full"] += 1
+            raise
+        for victim in pushed:
+            self.num_refused["pushed out"] += 1
+            self.finish(victim, FinishReason.ERROR)
+        self.waiting.place(request)
+        self.waiting.push(request)
+        return pushed
 
-    def _check_room(self, request: Request) -> None:
-        free_seats = self.config.max_num_seqs - len(self.running)
-        if len(self.waiting) >= self.config.max_waiting + free_seats:
-            raise Overloaded(
-                f"the queue is full: {len(self.waiting)} requests wait, max_waiting is {self.config.max_waiting}"
-            )
-        tokens = self._waiting_tokens + len(request.prompt_ids)
-        if self.waiting and tokens > self.config.max_waiting_tokens:
-            raise Overloaded(
-                f"the queue is full: {tokens} prompt tokens would wait, max_waiting_tokens is "
-                f"{self.config.max_waiting_tokens}"
-            )
+    def fork(self, parent: Request, child: Request) -> None:
+        """Queue another sample of the running `parent`: the same prompt, tenant and class, right behind it."""
+        child.parent = parent
+        self.waiting.place(child)
+        self.waiting.push(child)
 
     def schedule(self) -> StepPlan:
-        """Plan the next step: running requests in order, then waiting ones, within budget, seats and blocks."""
-        budget = self.config.max_num_batched_tokens
-        work: list[Work] = []
-        preempted: list[Request] = []
-        for request in list(self.running):
-            if budget == 0:
-                break
-            if request.phase is not Phase.RUNNING:
-                continue  # preempted above, to make room for an older one
-            count = min(request.num_tokens - request.num_computed_tokens, budget)
-            if self._make_room(request, count, preempted):
-                work.append(self._assign(request, count))
-                budget -= count
-        while budget > 0 and not preempted and self._admit_next():
-            request = self.running[-1]
-            count = min(request.num_tokens - request.num_computed_tokens, budget)
-            work.append(self._assign(request, count))
-            budget -= count
-        return StepPlan(tuple(work), tuple(preempted))
+        """Plan the next step: decodes first, then prefill chunks, and drafts with what is left of the budget.
 
-    def commit(self, plan: StepPlan, sampled: Sequence[int | None]) -> list[TokenEvent]:
-        """Record what the step computed; `sampled` has one token id for each work that samples, in order.
-
-        What became of a request that was finished since is not recorded; its token may be None.
+        Tenants share the prefill tokens of a step equally. So a prompt that is not longer than its tenant's share is
+        computed in the step that admits it, however long the prompts of others are.
         """
-        tokens = iter(sampled)
-        events = []
+        return self._planner.plan()
+
+    def commit(self, plan: StepPlan, sampled: Sequence[Sequence[int] | None]) -> list[TokenEvent]:
+        """Record what the step computed: an event for each new token, up to a request's last.
+
+        `sampled` has for each work that samples, in order, the accepted tokens of its draft and the one after them, or
+        None when they could not be drawn. That work counts as not done, and so does work of a request that has ended.
+        """
+        rows = iter(sampled)
+        events: list[TokenEvent] = []
+        num_tenants = len(self.running.seats)
         for work in plan.work:
             request = work.request
-            token_id = next(tokens) if work.samples else None
-            if request.phase is Phase.FINISHED:
+            token_ids = next(rows) if work.samples else ()
+            if request.phase is not Phase.RUNNING or token_ids is None:
                 continue
-            request.num_computed_tokens += work.num_new_tokens
-            self._publish_full_blocks(request)
-            if token_id is not None:
-                events.append(self._append(request, token_id))
+            reason = None
+            request.num_computed_tokens += work.num_new_tokens - len(work.draft)
+            if work.samples:
+                reason = self._append(request, token_ids, events)
+                self.waiting.charge(request, OUTPUT_WEIGHT * len(token_ids), num_tenants)
+            if work.draft:
+                self.num_draft_tokens += len(work.draft)
+                self.num_accepted_tokens += len(token_ids) - 1
+            self._tables.settle(request)
+            if reason is not None:
+                self.finish(request, reason)
         return events
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """The only way out: frees the blocks and fixes the reason. Idempotent."""
         if request.phase is Phase.FINISHED:
             return
-        if request.phase is Phase.RUNNING:
-            self.running.remove(request)
-        else:
-            self.waiting.remove(request)
-            self._waiting_tokens -= len(request.prompt_ids)
-        self.blocks.release(request.block_table)
+        (self.running if request.phase is Phase.RUNNING else self.waiting).remove(request)
+        self._tables.release(request)
         request.phase, request.finish_reason = Phase.FINISHED, reason
 
-    def _append(self, request: Request, token_id: int) -> TokenEvent:
-        request.output_ids.append(token_id)
-        self.num_generated_tokens += 1
+    def _append(self, request: Request, token_ids: Sequence[int], events: list[TokenEvent]) -> FinishReason | None:
+        """Append tokens up to the request's last; all but the last one appended are computed already."""
         reason = None
-        if token_id in request.stop_token_ids:
-            reason = FinishReason.STOP
-        elif len(request.output_ids) == request.max_tokens:
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            self.finish(request, reason)
-        return TokenEvent(request, token_id, reason)
-
-    def _assign(self, request: Request, count: int) -> Work:
-        """Give `request` the blocks for `count` more tokens, which are known to be free."""
-        end = request.num_computed_tokens + count
-        missing = self.blocks.blocks_for(end) - len(request.block_table)
-        request.block_table.extend(self.blocks.allocate(missing))
-        return Work(request, count, samples=end == request.num_tokens)
-
-    def _make_room(self, request: Request, count: int, preempted: list[Request]) -> bool:
-        """Free blocks for `count` more tokens by preempting the newest; False when that was `request` itself."""
-        missing = self.blocks.blocks_for(request.num_computed_tokens + count) - len(request.block_table)
-        while missing > self.blocks.num_free:
-            victim = self.running[-1]
-            self._preempt(victim)
-            preempted.append(victim)
-            if victim is request:
-                return False
-        return True
-
-    def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
-        self.blocks.release(request.block_table)
-        request.num_computed_tokens = request.num_published_blocks = 0
-        request.preemptions += 1
-        self.num_preemptions += 1
-        self._enqueue(request, front=True)
-
-    def _enqueue(self, request: Request, *, front: bool) -> None:
-        request.phase = Phase.WAITING
-        self._waiting_tokens += len(request.prompt_ids)
-        if front:
-            self.waiting.appendleft(request)
-        else:
-            self.waiting.append(request)
-
-    def _admit_next(self) -> bool:
-        """Move the head of the queue to running, with the blocks of its cached prefix, if all it owes now would fit."""
-        if not self.waiting or len(self.running) == self.config.max_num_seqs:
-            return False
-        request = self.waiting[0]
-        if not request.block_hashes:
-            request.block_hashes = hash_blocks(request.prompt_ids, self.blocks.block_size)
-        # The last token is always computed: its logits are what the step is for.
-        reusable = (request.num_tokens - 1) // self.blocks.block_size
-        cached = self.blocks.cached_prefix(request.block_hashes[:reusable])
-        if not self.blocks.can_take(cached, self.blocks.blocks_for(request.num_tokens) - len(cached)):
-            return False
-        self.waiting.popleft()
-        self._waiting_tokens -= len(request.prompt_ids)
-        self.blocks.take(cached)
-        request.block_table.extend(cached)
-        request.num_published_blocks = len(cached)
-        request.num_computed_tokens = len(cached) * self.blocks.block_size
-        if request.preemptions == 0:
-            request.num_cached_tokens = request.num_computed_tokens
-        request.phase = Phase.RUNNING
-        self.running.append(request)
-        return True
-
-    def _publish_full_blocks(self, request: Request) -> None:
-        size = self.blocks.block_size
-        hashes = request.block_hashes
-        for index in range(request.num_published_blocks, request.num_computed_tokens // size):
-            if index == len(hashes):
-                parent = hashes[-1] if hashes else b""
-                hashes.append(hash_block(parent, request.tokens(index * size, (index + 1) * size)))
-            self.blocks.publish(request.block_table[index], hashes[index])
-        request.num_published_blocks = request.num_computed_tokens // size
+        for position, token_id in enumerate(token_ids):
+            request.output_ids.append(token_id)
+            request.num_computed_tokens += position > 0
+            if token_id in request.stop_token_ids:
+                reason = FinishReason.STOP
+            elif len(request.output_ids) == request.max_tokens:
+                reason = FinishReason.LENGTH
+            events.append(TokenEvent(request, token_id, reason))
+            if reason is not None:
+                break
+        self.num_generated_tokens += position + 1
+        return reason
 
     def check_invariants(self) -> None:
         """Assert what must hold between steps; tests call it after each one."""
         assert len(self.running) <= self.config.max_num_seqs
         assert all(request.phase is Phase.RUNNING for request in self.running)
         assert all(request.phase is Phase.WAITING and not request.block_table for request in self.waiting)
-        assert self._waiting_tokens == sum(len(request.prompt_ids) for request in self.waiting)
         for request in self.running:
             assert len(request.block_table) == self.blocks.blocks_for(request.num_computed_tokens)
             assert request.num_computed_tokens < request.num_tokens
+        self.running.check_invariants()
+        self.waiting.check_invariants()
         self.blocks.check_invariants(request.block_table for request in self.running)

@@ -68,9 +68,8 @@ def simulate(workload: list[Job], num_blocks: int, max_num_seqs: int, budget: in
 
 
 def sequence_step(work) -> SequenceStep:
-    start = work.request.num_computed_tokens
-    token_ids = work.request.tokens(start, start + work.num_new_tokens)
-    return SequenceStep(token_ids, start, work.request.block_table, int(work.samples))
+    request = work.request
+    return SequenceStep(work.token_ids(), request.num_computed_tokens, request.block_table, work.num_logits)
 
 
 def run_step(scheduler: Scheduler, engine: SimulatedEngine, budget: int) -> None:
@@ -78,7 +77,8 @@ def run_step(scheduler: Scheduler, engine: SimulatedEngine, budget: int) -> None
     assert plan.num_tokens <= budget
     assert plan.work or not scheduler.has_work or plan.preempted, "work is waiting, and the step computes nothing"
     sequences = [sequence_step(work) for work in plan.work]
-    scheduler.commit(plan, engine.step(sequences).argmax(axis=1).tolist())
+    tokens = engine.step(sequences).argmax(axis=1).tolist()
+    scheduler.commit(plan, [[token_id] for token_id in tokens])
     scheduler.check_invariants()
 
 

@@ -4,6 +4,7 @@ It keeps token ids where a real engine keeps keys and values, and computes logit
 block table. So a wrong block table, a block given to two requests, or a stale prefix changes tokens, as for real.
 """
 
+from array import array
 from collections.abc import Sequence
 from zlib import crc32
 
@@ -15,39 +16,45 @@ UNWRITTEN = -1
 
 
 class SimulatedEngine:
-    """Engine protocol over a KV cache of token ids, [num_blocks, block_size] int64."""
+    """Engine protocol over a KV cache of token ids: a list of block_size ids for each block."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
-        self._cache = np.full((spec.num_blocks, spec.block_size), UNWRITTEN, np.int64)
+        self._cache = [[UNWRITTEN] * spec.block_size for _ in range(spec.num_blocks)]
 
     def step(self, sequences: Sequence[SequenceStep]) -> np.ndarray:
         """See Engine.step."""
         for sequence in sequences:
             self._write(sequence)
-        rows = [
-            self._logits(sequence, end)
-            for sequence in sequences
-            for end in range(_end(sequence) - sequence.num_logits + 1, _end(sequence) + 1)
-        ]
-        return np.stack(rows) if rows else np.zeros((0, self.spec.vocab_size), np.float32)
+        return logits_of(
+            [context for sequence in sequences for context in self._contexts(sequence)], self.spec.vocab_size
+        )
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """See Engine.copy_blocks."""
+        for source, destination in copies:
+            self._cache[destination][:] = self._cache[source]
 
     def close(self) -> None:
         """See Engine.close."""
 
-    def _slots(self, sequence: SequenceStep, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        table = np.asarray(sequence.block_table)
-        return table[positions // self.spec.block_size], positions % self.spec.block_size
-
     def _write(self, sequence: SequenceStep) -> None:
-        positions = np.arange(sequence.num_computed_tokens, _end(sequence))
-        self._cache[self._slots(sequence, positions)] = sequence.token_ids
+        size = self.spec.block_size
+        for position, token_id in enumerate(sequence.token_ids, sequence.num_computed_tokens):
+            self._cache[sequence.block_table[position // size]][position % size] = token_id
 
-    def _logits(self, sequence: SequenceStep, end: int) -> np.ndarray:
-        context = self._cache[self._slots(sequence, np.arange(end))]
-        assert (context != UNWRITTEN).all(), "a step read KV that was never computed"
-        return np.random.default_rng(crc32(context.tobytes())).random(self.spec.vocab_size, np.float32)
+    def _contexts(self, sequence: SequenceStep) -> list[list[int]]:
+        """What the last `num_logits` tokens attend to: the ids up to and with each of them."""
+        end = sequence.num_computed_tokens + len(sequence.token_ids)
+        context = [token_id for block in sequence.block_table for token_id in self._cache[block]][:end]
+        assert UNWRITTEN not in context, "a step read KV that was never computed"
+        return [context[:stop] for stop in range(end - sequence.num_logits + 1, end + 1)]
 
 
-def _end(sequence: SequenceStep) -> int:
-    return sequence.num_computed_tokens + len(sequence.token_ids)
+def logits_of(contexts: Sequence[Sequence[int]], vocab_size: int) -> np.ndarray:
+    """Logits [contexts, vocab_size] float32 in [0, 1): a hash of each context, mixed with each token id."""
+    hashes = np.array([crc32(array("q", context)) for context in contexts], np.uint32).reshape(-1, 1)
+    mixed = hashes ^ (np.arange(1, vocab_size + 1, dtype=np.uint32) * np.uint32(2654435769))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):  # the finalizer of MurmurHash3
+        mixed = (mixed ^ (mixed >> np.uint32(shift))) * np.uint32(factor)
+    return (mixed >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
