@@ -1,11 +1,10 @@
-"""Names, types and shapes of every tensor and option of the served models: the one table of the wire contract.
+"""Names, types and shapes of every tensor of the served models: the one table of the wire contract.
 
 The model.py files, the clients and the load tests read it; config.pbtxt files are rendered from it and a test compares
-them. Options travel as Triton request parameters (scalars), so a list or a chat travels as a JSON string.
+them. Generation options are in options.py.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,16 +16,6 @@ class Tensor:
     dims: tuple[int, ...]
     optional: bool = False
     final_only: bool = False
-
-
-@dataclass(frozen=True)
-class Option:
-    """A generation option: `kind` is its Python type, `default` what an absent option means (None: decided later)."""
-
-    name: str
-    kind: type
-    default: Any
-    rule: str
 
 
 TEXT_INPUT = Tensor("text_input", "TYPE_STRING", (1,))
@@ -45,23 +34,6 @@ STATISTICS = tuple(Tensor(name, "TYPE_INT64", (1,), final_only=True) for name in
 DECODER_INPUTS = (Tensor("input_ids", "TYPE_INT32", (-1,), optional=True),)
 """Optional, because a request whose only parameter is `cancel` has no prompt."""
 DECODER_OUTPUTS = (TEXT_OUTPUT, TOKEN_IDS, FINISH_REASON, *STATISTICS)
-
-OPTIONS = {
-    option.name: option
-    for option in (
-        Option("max_tokens", int, 128, "must be an integer in [1, max_model_len - prompt_tokens]"),
-        Option("temperature", float, 0.0, "must be a finite number in [0, 100]; 0 is greedy"),
-        Option("top_k", int, 0, "must be an integer in [0, vocab_size]; 0 keeps all tokens"),
-        Option("top_p", float, 1.0, "must be a number in (0, 1]"),
-        Option("seed", int, None, "must be an integer in [0, 2**63 - 1]"),
-        Option("stop", str, (), "must be a string, or a JSON list of 1 to 16 strings, each of 1 to 256 characters"),
-        Option("ignore_eos", bool, False, "must be true or false"),
-        Option("stream", bool, False, "must be true or false"),
-        Option("chat", bool, False, "must be true or false; true renders text_input as one user message"),
-        Option("messages", str, None, 'must be a JSON list of {"role", "content"} objects, with an empty text_input'),
-        Option("cancel", str, None, "must be the id of a request, sent alone to the decoder"),
-    )
-}
 
 MAX_TEXT_BYTES = 1 << 20
 """Longest text_input that is tokenized at all; what fits the context is decided in tokens."""

@@ -1,21 +1,16 @@
 """What is asked, and how far it is: the validated GenerateRequest, and the Request that the scheduler moves along.
 
-`parse_options` is the only door: code behind it never sees an unvalidated value. No clock, no threads, no Triton here.
+`GenerateRequest.from_wire` is the only door: code behind it never sees an unvalidated value. No clock, no threads, no
+Triton here.
 """
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any
 
-from tritonforge.contract import OPTIONS
 from tritonforge.errors import InvalidRequest
-
-MAX_TEMPERATURE = 100.0
-MAX_STOP_STRINGS = 16
-MAX_STOP_LENGTH = 256
+from tritonforge.options import OPTIONS, parse_options
 
 
 class FinishReason(StrEnum):
@@ -37,12 +32,24 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn; temperature 0 is greedy. `seed` None: the server draws one."""
+    """How the next token is drawn, in the order of the fields; temperature 0 is greedy. `seed` None: the server draws.
+
+    `logit_bias` holds (token id, bias) pairs, `bad_words` sequences of token ids whose last one is then forbidden;
+    `logprobs` is the number of most likely tokens to tell with each drawn one (None: not even that one's).
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class GenerateRequest:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     stream: bool = False
+    stream_interval_ms: int | None = None
     request_id: str = ""
 
     @classmethod
@@ -89,6 +97,7 @@ class GenerateRequest:
             stop=values["stop"],
             ignore_eos=values["ignore_eos"],
             stream=values["stream"],
+            stream_interval_ms=values["stream_interval_ms"],
             request_id=request_id,
         )
 
@@ -106,83 +115,30 @@ def check_prompt(prompt_ids: Sequence[int], limits: Limits) -> None:
             raise InvalidRequest(f"input_ids must be in [0, {limits.vocab_size - 1}], got {token_id}")
 
 
-def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option of the contract with its checked value, defaults filled in; max_tokens stays None when absent.
-
-    Raises InvalidRequest for an unknown name, a wrong type or a value outside its rule.
-    """
-    for name in options:
-        if name not in OPTIONS:
-            raise InvalidRequest(f"unknown option {name!r}; known options: {', '.join(sorted(OPTIONS))}")
-    values = {name: option.default for name, option in OPTIONS.items()} | {"max_tokens": None}
-    for name, value in options.items():
-        values[name] = _checked(name, value)
-    return values
-
-
-def _checked(name: str, value: Any) -> Any:
-    option = OPTIONS[name]
-    typed = _typed(option.kind, value)
-    if typed is None or not _IN_RANGE.get(name, lambda _: True)(typed):
-        raise InvalidRequest(f"{name} {option.rule}, got {_shown(value)}")
-    return _stop_strings(typed) if name == "stop" else typed
-
-
-def _typed(kind: type, value: Any) -> Any:
-    """`value` as `kind`, or None: a whole number is a float too, true is no number, "1" is no number."""
-    if kind is float and type(value) is int:
-        return float(value)
-    return value if type(value) is kind else None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def parse_json(name: str, value: str) -> Any:
-    """The JSON that the option `name` holds. Raises InvalidRequest when it is none, or holds what is no UTF-8 text."""
-    try:
-        parsed = json.loads(value)
-        json.dumps(parsed, ensure_ascii=False).encode()  # half of a surrogate pair is legal JSON, and no text
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{name} must be JSON: {str(error)[:80] or type(error).__name__}") from None
-    return parsed
-
-
-def _stop_strings(value: str) -> tuple[str, ...]:
-    """A plain string is one stop string; text that starts with [ is a JSON list of them."""
-    strings = parse_json("stop", value) if value.startswith("[") else [value]
-    if (
-        not 1 <= len(strings) <= MAX_STOP_STRINGS
-        or not all(isinstance(text, str) for text in strings)
-        or not all(1 <= len(text) <= MAX_STOP_LENGTH for text in strings)
-    ):
-        raise InvalidRequest(f"stop {OPTIONS['stop'].rule}, got {_shown(value)}")
-    return tuple(strings)
-
-
-_IN_RANGE = {
-    "max_tokens": lambda value: value >= 1,
-    "temperature": lambda value: math.isfinite(value) and 0.0 <= value <= MAX_TEMPERATURE,
-    "top_k": lambda value: value >= 0,
-    "top_p": lambda value: 0.0 < value <= 1.0,
-    "seed": lambda value: 0 <= value < 2**63,
-}
-
-
 @dataclass(slots=True, eq=False)
 class Request:
     """A request inside the scheduler: what it owes is num_tokens - num_computed_tokens.
 
     `key` is unique in the process (a client's request_id need not be). Preemption sets num_computed_tokens back to 0
     and drops the blocks; the tokens stay, so nothing already answered changes.
+
+    `priority` is a class from 0, the most urgent, to 9. Only equal `cache_salt`s share a prefix. To tell a prompt's
+    log-probabilities, all of it is computed (`reuse_prefix` False) in chunks of at most `max_chunk` tokens a step.
+    A sample of n > 1 names the first one as `parent`. `order` is the request's fixed place among all, see admission.py.
     """
 
     key: int
     prompt_ids: Sequence[int]
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
+    priority: int = 5
+    tenant: str = ""
+    arrival_ns: int = 0
+    cache_salt: str = ""
+    reuse_prefix: bool = True
+    max_chunk: int | None = None
+    parent: "Request | None" = None
+    order: tuple[int, ...] = ()
     output_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
@@ -210,19 +166,38 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One request's share of a step: compute `num_new_tokens` from num_computed_tokens on, sample when `samples`."""
+    """One request's share of a step: compute `num_new_tokens` from num_computed_tokens on, sample when `samples`.
+
+    The new tokens are known ones of the request, then those of `draft`: guesses at what comes next, to be verified.
+    """
 
     request: Request
     num_new_tokens: int
     samples: bool
+    draft: tuple[int, ...] = ()
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits that are sampled: after the last known token, and after each one of the draft."""
+        return 1 + len(self.draft) if self.samples else 0
+
+    def token_ids(self) -> list[int]:
+        """The token ids to compute, in order; valid until the step is committed."""
+        start = self.request.num_computed_tokens
+        known = self.request.tokens(start, start + self.num_new_tokens - len(self.draft))
+        return [*known, *self.draft]
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes, in batch order, and who was preempted to make room for it."""
+    """What one step computes, in batch order, and who was preempted to make room for it.
+
+    `copies` are (source, destination) KV blocks, copied in order before anything is computed.
+    """
 
     work: tuple[Work, ...]
     preempted: tuple[Request, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -7,7 +7,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from tritonforge.contract import OPTIONS, SERVED_MODELS, render_config
+from tritonforge.contract import SERVED_MODELS, render_config
+from tritonforge.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "tritonforge"

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from tritonforge.contract import OPTIONS
 from tritonforge.errors import InvalidRequest
-from tritonforge.request import GenerateRequest, Limits, Request, parse_options
+from tritonforge.options import OPTIONS, parse_options
+from tritonforge.request import GenerateRequest, Limits, Request
 
 LIMITS = Limits(max_model_len=64, vocab_size=100)
 

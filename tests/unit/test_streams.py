@@ -4,9 +4,10 @@ import threading
 
 import pytest
 
+from tritonforge.emitter import Emitter
 from tritonforge.generation import Delta
 from tritonforge.request import FinishReason, GenerateRequest
-from tritonforge.streams import Emitter, ResponseStream
+from tritonforge.streams import ResponseStream
 
 WAIT_S = 10.0
 
@@ -60,7 +61,7 @@ def emitter():
 
 def run(emitter, sender, *, stream=True):
     cancelled = []
-    way_out = ResponseStream(sender, emitter, cancelled.append)
+    way_out = ResponseStream(sender, emitter, cancelled.append, lambda: False)
     way_out.key = 5
     generation = FakeGeneration(stream=stream)
     for token_id in range(3):
@@ -85,7 +86,7 @@ def test_a_whole_answer_is_one_response(emitter):
 
 def test_a_response_that_cannot_be_sent_ends_the_request_instead_of_leaving_a_hole(emitter):
     sender = FakeSender("send")
-    way_out = ResponseStream(sender, emitter, (cancelled := []).append)
+    way_out = ResponseStream(sender, emitter, (cancelled := []).append, lambda: False)
     way_out.key = 5
     way_out.take(generation := FakeGeneration(stream=True), Delta("x", (0,)))
     assert sender.ended.wait(WAIT_S)

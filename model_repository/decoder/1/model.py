@@ -8,15 +8,18 @@ from pathlib import Path
 
 from tritonforge.decoder import Decoder
 from tritonforge.drain import on_drain
+from tritonforge.emitter import Emitter
 from tritonforge.errors import InvalidRequest, NotFound, TritonForgeError
 from tritonforge.generation import Delta
 from tritonforge.release import Release
 from tritonforge.request import FinishReason, GenerateRequest
-from tritonforge.streams import CancelPoller, Emitter, ResponseStream
+from tritonforge.streams import CancelPoller, ResponseStream
 from tritonforge.triton import MetricsReporter, TritonSender, load_error, read_options, read_tensor
 
 DRAIN_S = 30.0
 DEAD_LOOP_EXIT_CODE = 70
+LOADED_SEQUENCES = 8
+"""From so many running sequences on, streams send less often; see LOADED_STREAM_INTERVAL_MS."""
 
 
 class TritonPythonModel:
@@ -36,7 +39,7 @@ class TritonPythonModel:
 
     def execute(self, requests):
         for request in requests:
-            stream = ResponseStream(TritonSender(request), self.emitter, self.decoder.loop.cancel)
+            stream = ResponseStream(TritonSender(request), self.emitter, self.decoder.loop.cancel, self._under_load)
             try:
                 self._accept(request, stream)
             except Exception as error:
@@ -51,6 +54,9 @@ class TritonPythonModel:
         """Refuse new requests, and return once every answer was handed to Triton."""
         self.decoder.loop.drain(timeout_s)
         self.emitter.stop()
+
+    def _under_load(self):
+        return self.decoder.loop.scheduler.num_running >= LOADED_SEQUENCES
 
     def _accept(self, request, stream):
         options = read_options(request)
