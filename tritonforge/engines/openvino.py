@@ -71,7 +71,7 @@ def bytes_per_block(compiled: ov.CompiledModel) -> int:
 class OpenVINOEngine:
     """Engine protocol over OpenVINO's paged attention; `config` is the engine_config of decoder.json.
 
-    With prefill_properties the model is compiled twice over the same weights file, and both share one KV cache.
+    With prefill_properties the model is compiled twice; both share its weights, mapped from the file, and one KV cache.
     """
 
     def __init__(self, model_dir: Path, config: dict[str, Any]) -> None:
@@ -79,8 +79,9 @@ class OpenVINOEngine:
             raise InvalidRequest(f"block_size must be {BLOCK_SIZE} for the openvino engine, got {config['block_size']}")
         self.spec = EngineSpec(**{name: config[name] for name in EngineSpec.__dataclass_fields__})
 
+        model = read_paged_model(Path(model_dir))
+
         def load(properties: dict[str, Any]) -> CompiledStep:
-            model = read_paged_model(Path(model_dir))
             return CompiledStep(compile_paged_model(model, config["kv_cache_precision"], properties))
 
         self._decode = load(config["properties"])
