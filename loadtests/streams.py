@@ -14,20 +14,19 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from loadtests.records import ERROR, OK, SHED, complete_statistics
 from loadtests.schedule import Slot
-from tritonforge.client import infer_request, is_final, parse_response, rpc_error
+from tritonforge.client import CHANNEL_OPTIONS, NO_PROXY, infer_request, is_final, parse_response, rpc_error
 from tritonforge.errors import Overloaded, TritonForgeError
+from tritonforge.ports import is_loopback
 
-CHANNEL_OPTIONS = (
-    ("grpc.enable_retries", 0),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-)
+NO_RETRIES = ("grpc.enable_retries", 0)
 """gRPC's own retries would hide failures: every attempt is recorded as one."""
 
 
 def open_channel(url: str) -> grpc.Channel:
     """A channel to host:port, shared by all streams of a worker. Does not connect yet."""
-    return grpc.insecure_channel(url.removeprefix("grpc://"), options=CHANNEL_OPTIONS)
+    target = url.removeprefix("grpc://")
+    proxy = NO_PROXY if is_loopback(target) else ()
+    return grpc.insecure_channel(target, options=(*CHANNEL_OPTIONS, NO_RETRIES, *proxy))
 
 
 def build_request(model: str, slot: Slot, prompt: str, request_id: str) -> service_pb2.ModelInferRequest:

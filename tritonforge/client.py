@@ -16,11 +16,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tritonforge.contract import FINISH_REASON, INPUT_IDS, STATISTICS, TEXT_INPUT, TEXT_OUTPUT, TOKEN_IDS
 from tritonforge.errors import STATUS, Cancelled, InvalidRequest, NotFound, Overloaded, TritonForgeError
+from tritonforge.ports import is_loopback
 
 DECODER = "decoder"
 CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 NO_PROXY = (("grpc.enable_http_proxy", 0),)
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CANCEL_TIMEOUT_S = 2.0
 
 _ERRORS = {error.code: error for error in (InvalidRequest, NotFound, Cancelled, Overloaded, TritonForgeError)}
@@ -127,7 +127,7 @@ def rpc_error(error: grpc.RpcError) -> TritonForgeError:
 def connect(url: str) -> grpc.Channel:
     """Return a channel to the gRPC endpoint `host:port`; a leading `grpc://` is accepted. Does not connect yet."""
     target = url.removeprefix("grpc://")
-    local = target.rpartition(":")[0].strip("[]") in LOOPBACK
+    local = is_loopback(target)
     return grpc.insecure_channel(target, options=(*CHANNEL_OPTIONS, *(NO_PROXY if local else ())))
 
 

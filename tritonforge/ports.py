@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from tritonforge.errors import InvalidRequest, SetupError
 
 LOOPBACK = "127.0.0.1"
+LOOPBACK_HOSTS = (LOOPBACK, "localhost", "::1")
 _ANY = {"0.0.0.0": LOOPBACK, "::": "::1"}
 
 
@@ -39,6 +40,11 @@ def reachable(address: str) -> str:
     """The host part of a URL by which this machine reaches a server bound to `address`."""
     host = _ANY.get(address, address)
     return f"[{host}]" if ":" in host else host
+
+
+def is_loopback(url: str) -> bool:
+    """True when the host of `host:port` names this machine itself: no proxy lies between, whatever is configured."""
+    return url.rpartition(":")[0].strip("[]") in LOOPBACK_HOSTS
 
 
 def _bind(held: ExitStack, address: str, name: str, port: int) -> int:
