@@ -18,7 +18,7 @@ from tritonforge.engines.base import Engine, SequenceStep
 from tritonforge.errors import EngineFailure, Overloaded, TritonForgeError
 from tritonforge.generation import Delta, Generation, Sink
 from tritonforge.request import FinishReason, GenerateRequest, Request, StepPlan, TokenEvent
-from tritonforge.sampling import sample
+from tritonforge.sampling import Draw, sample
 from tritonforge.scheduler import Scheduler
 from tritonforge.text import Decode
 
@@ -154,7 +154,8 @@ class EngineLoop:
         logits = self._engine.step([_sequence(work.request, work.num_new_tokens, work.samples) for work in plan.work])
         sampling = _sampling(plan)
         params = [self._generations[request.key].asked.sampling for request in sampling]
-        return sample(logits, params, [len(request.output_ids) for request in sampling])
+        draws = [Draw(one, len(request.output_ids)) for one, request in zip(params, sampling, strict=True)]
+        return [None if drawn is None else drawn.token_id for drawn in sample(logits, draws)]
 
     def _stamp_scheduled(self, plan: StepPlan) -> None:
         now = self._clock_ns()

@@ -1,63 +1,147 @@
-"""From logits to token ids: greedy, temperature, top-k and top-p, for a whole batch. Pure and free of state.
+"""From logits to token ids and log-probabilities, for a whole batch: greedy, temperature, min_p, top_k, top_p. Pure.
 
-A draw's random number is a function of the request's seed and the token's index alone, so batching and preemption
+A draw's random numbers are a function of the request's seed and the token's index alone, so batching and preemption
 cannot change it. Whole rows are passed over as few times as possible: a row is 200 kB for a usual vocabulary,
 and only a few elements of it matter.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import count
+from math import log
 from struct import pack
 
 import numpy as np
 
+from tritonforge.logits import History, apply_mask, needs_history
 from tritonforge.request import SamplingParams
 
-ROWS = 128
-"""A long array of n elements is searched as [ROWS, n / ROWS]: column maxima or sums first, then one column."""
+BLOCK = 128
+"""Elements that are summed in float32 before their sums are added in float64; a block is then searched alone."""
+
+HEIGHTS = (128, 16, 4)
+"""For its k largest elements, a row is searched as a table of so many rows: by column maxima, then few columns."""
 
 MAX_SCALE = 1e30
 """Largest 1 / temperature; beyond it a float32 product would overflow; only the largest logit is left long before."""
 
 
-def sample(logits: np.ndarray, params: Sequence[SamplingParams], indices: Sequence[int]) -> list[int | None]:
-    """One token id a row of `logits` [rows, vocab_size] float32; `indices` are the tokens' indices in their answers.
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What one row of logits is drawn with: `index` is the token's index in its answer.
 
-    A row whose largest logit is no number gives None. Rows that are not greedy may be overwritten: a copy of each would
-    cost more than the rest of the work.
+    `history` must be the answer's when needs_history(params); `forbidden` ids must not be drawn now (end tokens before
+    min_tokens); `mask` holds what structured output allows, see logits.apply_mask.
+    """
+
+    params: SamplingParams
+    index: int
+    history: History | None = None
+    forbidden: Sequence[int] = ()
+    mask: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token; when asked for, its log-probability and the most likely (token id, log-probability), best first.
+
+    Log-probabilities are those of the model, before any option (vLLM's logprobs_mode "raw_logprobs").
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def sample(logits: np.ndarray, draws: Sequence[Draw]) -> list[Drawn | None]:
+    """One token a row of `logits` [rows, vocab_size] float32.
+
+    None: the row's largest logit is no number, or the options leave no token. Rows may be overwritten: a copy of each
+    would cost more than the rest of the work. Raises ValueError when a history is needed and missing.
     """
     best = logits.argmax(axis=1)
-    largest = logits[np.arange(len(best)), best]
-    tokens: list[int | None] = best.tolist()
-    for row, (one, index) in enumerate(zip(params, indices, strict=True)):
-        if not np.isfinite(largest[row]):
-            tokens[row] = None
-        elif one.temperature > 0.0:
-            tokens[row] = _draw(logits[row], largest[row], one, index)
-    return tokens
+    usable = np.isfinite(logits[np.arange(len(best)), best]).tolist()
+    return [
+        _draw(row, draw, token_id) if is_usable else None
+        for row, draw, token_id, is_usable in zip(logits, draws, best.tolist(), usable, strict=True)
+    ]
 
 
-def uniform(seed: int, index: int) -> float:
+def token_logprobs(rows: np.ndarray, token_ids: Sequence[int], top: int) -> list[Drawn | None]:
+    """Log-probability of token_ids[i] under `rows`[i] [n, vocab_size] float32, and the `top` most likely, for prompts.
+
+    None: the row's largest logit is no number.
+    """
+    told = []
+    for row, token_id in zip(rows, token_ids, strict=True):
+        best = int(row.argmax())
+        told.append(_with_logprobs(row, best, token_id, top) if np.isfinite(row[best]) else None)
+    return told
+
+
+def uniform(seed: int, index: int, attempt: int = 0) -> float:
     """The uniform number in [0, 1) of token `index` in the answer of a request with `seed`: 53 bits of their hash."""
-    digest = blake2b(pack("<QQ", seed, index), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+    key = pack("<QQQ", seed, index, attempt) if attempt else pack("<QQ", seed, index)
+    return (int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
 
-def _draw(row: np.ndarray, peak: np.float32, params: SamplingParams, index: int) -> int:
-    """Temperature, then top-k, then top-p over what is left, then the inverse of the cumulative distribution.
+def _draw(row: np.ndarray, draw: Draw, best: int) -> Drawn | None:
+    """Draw from one row whose largest element has index `best`; see sample."""
+    params, raw = draw.params, row
+    if params.logprobs is not None:
+        row = row.copy()
+    token_id: int | None = best
+    if draw.history is not None or draw.mask is not None or draw.forbidden:
+        token_id = _process(row, draw)
+    elif needs_history(params):
+        raise ValueError(f"a draw with {params} needs the history of its answer")
+    if token_id is not None and params.temperature > 0.0:
+        token_id = _draw_by_weight(row, row[token_id], params, draw.index)
+    if token_id is None or params.logprobs is None:
+        return None if token_id is None else Drawn(token_id)
+    return _with_logprobs(raw, best, token_id, params.logprobs)
 
-    `peak` is the largest element of `row`.
+
+def _process(row: np.ndarray, draw: Draw) -> int | None:
+    """Apply the options that change logits, in place; the index of the largest one then (None: none is left)."""
+    if draw.mask is not None:
+        apply_mask(row, draw.mask)
+    if draw.forbidden:
+        row[list(draw.forbidden)] = -np.inf
+    if draw.history is not None:
+        draw.history.apply(row)
+    best = int(row.argmax())
+    return best if np.isfinite(row[best]) else None
+
+
+def _with_logprobs(row: np.ndarray, best: int, token_id: int, top: int) -> Drawn:
+    """`token_id` with its log-softmax in `row`, whose largest element has index `best`, and the `top` largest ones."""
+    weights = np.subtract(row, row[best])
+    np.exp(weights, out=weights)
+    normaliser = float(row[best]) + log(cumulative(weights)[-1])
+    most = top_k(row, top) if top else np.empty(0, np.int64)
+    most = most[np.argsort(-row[most], kind="stable")]
+    values = (row[most].astype(np.float64) - normaliser).tolist()
+    return Drawn(token_id, float(row[token_id]) - normaliser, tuple(zip(most.tolist(), values, strict=True)))
+
+
+def _draw_by_weight(row: np.ndarray, peak: np.float32, params: SamplingParams, index: int) -> int:
+    """Temperature, then min_p, top_k and top_p over what is left of `row`; `peak` is its largest element.
+
+    min_p (Nguyen et al. 2024) keeps weights of at least min_p times the largest. That is a bound on logits, so it is
+    applied, like top_k, before the exponentials are taken.
     """
     candidates = None
-    if 0 < params.top_k < len(row):
-        candidates = top_k(row, params.top_k)
+    if params.min_p > 0.0:
+        candidates = np.flatnonzero(row >= peak + np.float32(params.temperature * log(params.min_p)))
         row = row[candidates]
-    weights = _unnormalised_softmax(row, peak, params.temperature)
-    if params.top_p < 1.0:
-        kept = top_p(weights, params.top_p)
+    if 0 < params.top_k < len(row):
+        kept = top_k(row, params.top_k)
+        row = row[kept]
         candidates = kept if candidates is None else candidates[kept]
-        weights = weights[kept]
-    position = inverse_cdf(weights, uniform(params.seed, index))
+    weights = _unnormalised_softmax(row, peak, params.temperature)
+    position = draw_nucleus(weights, params.top_p, params.seed, index)
     return position if candidates is None else int(candidates[position])
 
 
@@ -69,50 +153,88 @@ def _unnormalised_softmax(row: np.ndarray, peak: np.float32, temperature: float)
     return np.exp(row, out=row)
 
 
-def top_k(row: np.ndarray, k: int) -> np.ndarray:
-    """Indices of the `k` largest elements, in index order; among equal ones the first win.
+def draw_nucleus(weights: np.ndarray, p: float, seed: int, index: int) -> int:
+    """Draw from the nucleus (Holtzman et al. 2020): the fewest largest weights with a share of `p`, ties included.
 
-    The k-th largest column maximum bounds the k-th largest element from below, so few elements are left to sort.
+    Nothing is sorted. A weight belongs to the nucleus when all larger ones together hold less than `p`; so one is drawn
+    from all, and when it does not belong, another one from the larger ones, which hold the whole nucleus. What is
+    accepted has the nucleus' distribution, after 1 + ln(1 / p) draws at most on average (the idea is FlashInfer's:
+    "Sorting-Free GPU Kernels for LLM Sampling", 2025).
     """
-    maxima = row.reshape(ROWS, -1).max(axis=0) if len(row) % ROWS == 0 else row
-    bound = np.partition(maxima, -k)[-k] if k <= len(maxima) else row.min()
-    candidates = np.flatnonzero(row >= bound)
-    order = np.argsort(-row[candidates], kind="stable")[:k]
-    return np.sort(candidates[order])
-
-
-def top_p(weights: np.ndarray, p: float) -> np.ndarray:
-    """Indices of the nucleus (Holtzman et al. 2020), in index order: the fewest largest weights with a share of `p`.
-
-    `weights` [n] are unnormalised, the largest is 1; all that equal the smallest weight of the nucleus belong to it.
-    Only the weights over a threshold are sorted; a lower one is tried when they do not hold the nucleus.
-    """
-    wanted = p * float(weights.sum(dtype=np.float32 if len(weights) % ROWS == 0 else np.float64))
-    for threshold in (3e-3, 1e-4, 0.0):
-        candidates = np.flatnonzero(weights >= threshold)
-        inside = weights[candidates]
-        falling = np.sort(inside)[::-1]
-        mass = np.cumsum(falling, dtype=np.float64)
-        if mass[-1] >= wanted:
+    candidates = None
+    wanted = 0.0
+    for attempt in count():
+        sums = cumulative(weights)
+        position = inverse_cdf(weights, sums, uniform(seed, index, attempt))
+        wanted = wanted or p * sums[-1]
+        if p >= 1.0 or mass_above(weights, weights[position]) < wanted:
             break
-    smallest = falling[min(int(np.searchsorted(mass, wanted)), len(falling) - 1)]
-    return candidates[inside >= smallest]
+        larger = np.flatnonzero(weights > weights[position])
+        weights = weights[larger]
+        candidates = larger if candidates is None else candidates[larger]
+    return position if candidates is None else int(candidates[position])
 
 
-def inverse_cdf(weights: np.ndarray, u: float) -> int:
+def mass_above(weights: np.ndarray, bound: np.float32) -> float:
+    """Sum of the `weights` [n] float32 that are larger than `bound`: blocks in float32, their sums in float64."""
+    above = np.greater(weights, bound, out=np.empty_like(weights), casting="unsafe")  # 1.0 or 0.0
+    whole = len(weights) - len(weights) % BLOCK
+    blocks = np.einsum("ij,ij->i", above[:whole].reshape(-1, BLOCK), weights[:whole].reshape(-1, BLOCK))
+    rest = np.einsum("i,i->", above[whole:], weights[whole:])
+    return float(blocks.sum(dtype=np.float64)) + float(rest)
+
+
+def top_k(row: np.ndarray, k: int) -> np.ndarray:
+    """Indices of the `k` largest elements, in index order; among equal ones the first win. -inf is never among them.
+
+    vLLM and transformers keep all that equal the k-th; with exactly k, top_k 1 is greedy also where logits tie.
+    """
+    candidates = _holding_top_k(row, k)
+    values = row[candidates]
+    if len(values) <= k:
+        return candidates
+    smallest = np.sort(values)[-k]
+    keep = values >= smallest
+    surplus = np.count_nonzero(keep) - k
+    if surplus:
+        keep[np.flatnonzero(values == smallest)[-surplus:]] = False
+    return candidates[keep]
+
+
+def _holding_top_k(row: np.ndarray, k: int) -> np.ndarray:
+    """Indices, in order, of few elements that hold the `k` largest ones.
+
+    The k-th largest column maximum bounds the k-th largest element from below, and no column with a smaller maximum
+    holds one of them.
+    """
+    lowest = np.finfo(np.float32).min
+    height = next((height for height in HEIGHTS if 4 * k * height <= len(row)), 1)
+    if height == 1:
+        return np.flatnonzero(row >= lowest)
+    width = len(row) // height
+    table, rest = row[: height * width].reshape(height, width), row[height * width :]
+    maxima = table.max(axis=0)
+    bound = max(np.sort(maxima)[-k], lowest)
+    columns = np.flatnonzero(maxima >= bound)
+    i, j = np.nonzero(table[:, columns] >= bound)
+    return np.concatenate([i * width + columns[j], height * width + np.flatnonzero(rest >= bound)])
+
+
+def cumulative(weights: np.ndarray) -> np.ndarray:
+    """Sums of the first 1, 2, ... blocks of `weights` [n] float32, in float64; the last is the sum of all."""
+    return np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), BLOCK)), dtype=np.float64)
+
+
+def inverse_cdf(weights: np.ndarray, sums: np.ndarray, u: float) -> int:
     """The index that covers the share `u` in [0, 1) of the whole, when `weights` [n] are laid end to end.
 
-    A long array is laid out column by column of [ROWS, n / ROWS], any other in index order.
+    `sums` are their cumulative ones: the block is found among them, then the element in its block.
     """
-    if len(weights) % ROWS:
-        return _covering(np.cumsum(weights, dtype=np.float64), u)
-    table = weights.reshape(ROWS, -1)
-    totals = np.cumsum(table.sum(axis=0), dtype=np.float64)
-    column = _covering(totals, u)
-    before = totals[column - 1] if column else 0.0
-    share = (u * totals[-1] - before) / (totals[column] - before)
-    row = _covering(np.cumsum(table[:, column], dtype=np.float64), share)
-    return row * table.shape[1] + column
+    block = _covering(sums, u)
+    before = sums[block - 1] if block else 0.0
+    share = (u * sums[-1] - before) / (sums[block] - before)
+    inside = weights[block * BLOCK : (block + 1) * BLOCK]
+    return block * BLOCK + _covering(np.cumsum(inside, dtype=np.float64), share)
 
 
 def _covering(cumulative: np.ndarray, u: float) -> int:
