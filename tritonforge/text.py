@@ -7,6 +7,7 @@ scheduling or Triton. Detokenization is a pure function of the last ids, so no s
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -33,11 +34,38 @@ class Tokenizer:
         """Token ids of `text`, with the special tokens that this tokenizer puts around a plain prompt, if any."""
         return self._tokenizer.encode(text).ids
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of the prompt for the assistant's next message; the template writes all special tokens itself."""
+    def encode_end(self, text: str, room: int) -> list[int]:
+        """At most `room` ids: the last ones of `text`, within the special tokens of encode(); no character is split.
+
+        Raises InvalidRequest when the special tokens leave no room for a token of the text.
+        """
+        encoding = self._tokenizer.encode(text)
+        added = encoding.special_tokens_mask  # 1: put there by the tokenizer, 0: from the text, special or not
+        first = added.index(0) if 0 in added else len(added)
+        last = len(added) - added[::-1].index(0) if 0 in added else len(added)
+        start = max(first, last - max(0, room - first - (len(added) - last)))
+        while first < start < last and encoding.offsets[start][0] < encoding.offsets[start - 1][1]:
+            start += 1  # this token goes on with a character that the token before it began
+        if start >= last:
+            raise InvalidRequest(
+                f"the prompt must have room for a token of text: max_tokens leaves {max(0, room)} tokens"
+            )
+        return encoding.ids[:first] + encoding.ids[start:]
+
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Token ids of a chat, with the start of the assistant's next message unless add_generation_prompt is False.
+
+        The template writes all special tokens itself. Raises InvalidRequest when it cannot write the messages or tools.
+        """
         if self._template is None:
             raise InvalidRequest("chat is not available: this model has no chat template")
-        text = self._template.render(messages, add_generation_prompt=True)
+        text = self._template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

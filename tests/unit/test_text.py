@@ -1,12 +1,11 @@
-"""Stop strings and chat messages: what may be shown, what is held back, and what is refused."""
+"""Stop strings and tokens: what of an answer may be shown, what is held back, and what of a prompt is kept."""
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tritonforge.chat import ChatTemplate, parse_messages
-from tritonforge.errors import InvalidCheckpoint, InvalidRequest
-from tritonforge.text import TextStream, find_stop, held_back, text_delta
+from tritonforge.errors import InvalidRequest
+from tritonforge.text import TextStream, Tokenizer, find_stop, held_back, text_delta
 
 
 def decode(token_ids):
@@ -65,39 +64,46 @@ def test_an_unfinished_character_waits_unless_the_answer_ends():
     assert text_delta(decode, [], start, final=True) == "\ufffd"
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("hello", "JSON"),
-        ("[" * 100_000, "JSON"),
-        ("[" + "9" * 5000 + "]", "JSON"),
-        ('[{"role": "user", "content": "\\ud800"}]', "JSON"),
-        ("[]", "at least one message"),
-        ('{"role": "user"}', "list"),
-        ('["hi"]', "messages[0]"),
-        ('[{"role": "user"}]', "exactly the keys"),
-        ('[{"role": "user", "content": "a", "name": "b"}]', "exactly the keys"),
-        ('[{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]', "messages[1].role"),
-        ('[{"role": "user", "content": 1}]', "messages[0].content"),
-    ],
-)
-def test_messages_that_break_a_rule_are_refused_by_index(value, words):
-    with pytest.raises(InvalidRequest) as refused:
-        parse_messages(value)
-    assert words in str(refused.value)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tokenizer of bytes that puts <s> before a plain prompt and </s> after it, and a template that needs neither."""
+    from tokenizers import Tokenizer as FastTokenizer
+    from tokenizers import decoders, models, pre_tokenizers, processors
 
-
-def test_a_template_may_use_what_transformers_offers_and_a_bad_one_is_the_checkpoints_fault():
-    source = (
-        "{% set today = strftime_now('%Y') %}{{ bos_token }}{{ today }}{% for m in messages %}{% if loop.index > 1 %}"
-        "{% break %}{% endif %}{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}"
-        "{% if not add_generation_prompt %}{{ raise_exception('no prompt') }}{% endif %}"
+    folder = tmp_path_factory.mktemp("tokenizer")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = FastTokenizer(models.BPE({token: index for index, token in enumerate(("<s>", "</s>", *alphabet))}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]),
+        ]
     )
-    template = ChatTemplate(source, {"bos_token": "<s>"}, strftime=lambda form: f"date {form}")
-    messages = [{"role": "user", "content": "é<"}, {"role": "user", "content": "b"}]
-    shown = template.render(messages, add_generation_prompt=True)
-    assert shown == '<s>date %Y{"role": "user", "content": "é<"}'
-    with pytest.raises(InvalidRequest, match="no prompt"):
-        template.render(messages, add_generation_prompt=False)
-    with pytest.raises(InvalidCheckpoint, match="does not compile"):
-        ChatTemplate("{% if %}", {})
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("<s>{% for m in messages %}{{ m.content }}</s>{% endfor %}")
+    return folder
+
+
+def test_a_chat_has_only_the_special_tokens_that_its_template_writes(folder):
+    ids = Tokenizer(folder).encode_chat([{"role": "user", "content": "a"}])
+    assert ids[0] == 0 and ids[-1] == 1 and len(ids) == 3
+
+
+@given(st.text(min_size=1, max_size=12), st.integers(-2, 60))
+def test_the_end_of_a_prompt_keeps_its_special_tokens_and_whole_characters(folder, text, room):
+    tokenizer = Tokenizer(folder)
+    whole = tokenizer.encode(text)
+    last = len(text[-1].encode())
+    if room < 2 + last:
+        with pytest.raises(InvalidRequest, match="room for a token"):
+            tokenizer.encode_end(text, room)
+        return
+    kept = tokenizer.encode_end(text, room)
+    assert len(kept) <= room and kept[0] == 0 and kept[-1] == 1
+    assert kept[1:] == whole[-len(kept) + 1 :]
+    assert text.endswith(tokenizer.decode(kept)) and "\ufffd" not in tokenizer.decode(kept).replace(text, "")
+    wide = max(len(character.encode()) for character in text)
+    assert len(kept) > min(room, len(whole)) - wide, "more was cut than the room asked for"
