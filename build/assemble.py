@@ -5,6 +5,7 @@
 Needs neither torch nor an engine.
 """
 
+import json
 import os
 import shutil
 from datetime import UTC, datetime
@@ -18,10 +19,12 @@ import quantize
 import stage
 from recipe import Recipe
 
+from tritonforge.chat import TEMPLATE_FILE, TOOL_TEMPLATE_FILE
 from tritonforge.errors import ReleaseMismatch, TritonForgeError
+from tritonforge.prompt import LIMITS_FILE
 from tritonforge.release import Release, content_digest, describe_files, digest_of, list_files, write_manifest
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE_FILE, TOOL_TEMPLATE_FILE)
 NOT_REPRODUCIBLE: dict[str, str] = {}
 """Files of a release that two builds on one machine do not make the same, with the reason; none is known."""
 
@@ -89,16 +92,21 @@ def kept(out: Path, key: str) -> Release | None:
 def fill(repository: Path, parts: dict[str, stage.Done]) -> None:
     """Copy the models of the checkout and the outputs of the stages into a model repository."""
     shutil.copytree(checkout.MODEL_REPOSITORY, repository, ignore=shutil.ignore_patterns("__pycache__"))
-    for model, names in (("tokenizer", TOKENIZER_FILES), ("decoder", TOKENIZER_FILES[:1])):
-        for name in names:
-            source = parts["export"].folder / name
-            if source.is_file():
-                shutil.copyfile(source, repository / model / "1" / name)
+    for name in TOKENIZER_FILES:
+        source = parts["export"].folder / name
+        if source.is_file():
+            for model in ("tokenizer", "decoder"):
+                target = repository / model / "1" / name
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(source, target)
     compiled = parts["compile"]
     for name in compiled.record["files"]:
         target = repository / "decoder" / "1" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(compiled.folder / name, target)
+    engine = json.loads((repository / "decoder" / "1" / "decoder.json").read_text(encoding="utf-8"))["engine_config"]
+    limits = {"max_model_len": engine["max_model_len"]}
+    (repository / "tokenizer" / "1" / LIMITS_FILE).write_text(json.dumps(limits) + "\n", encoding="utf-8")
 
 
 def facts(plan: stage.Stage, parts: dict[str, stage.Done], recipe: Recipe, scratch: Path) -> dict[str, Any]:

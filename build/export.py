@@ -19,6 +19,8 @@ import stage
 import texts
 from recipe import Recipe
 
+from tritonforge.chat import TEMPLATE_FILE, TOOL_TEMPLATE_FILE, read_sources
+
 SOURCES = tuple(
     f"build/{name}.py" for name in ("export", "checkpoint", "gguf_checkpoint", "sources", "reference", "texts", "ir")
 )
@@ -69,7 +71,7 @@ def load(located: checkpoint.Located) -> Any:
 
 
 def write_tokenizer(located: checkpoint.Located, folder: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and, where there is one, chat_template.jinja."""
+    """Write tokenizer.json, tokenizer_config.json and the chat templates, where there are any."""
     if located.is_gguf:
         import gguf_checkpoint
 
@@ -77,27 +79,19 @@ def write_tokenizer(located: checkpoint.Located, folder: Path) -> None:
         gguf_checkpoint.build_tokenizer(reader).save(str(folder / "tokenizer.json"), pretty=False)
         config = gguf_checkpoint.tokenizer_config(reader)
         template = gguf_checkpoint.metadata(reader, "tokenizer.chat_template")
+        sources = {} if template is None else {"default": template}
     else:
         shutil.copyfile(located.path / "tokenizer.json", folder / "tokenizer.json")
         path = located.path / "tokenizer_config.json"
         config = checkpoint.read_json(path) if path.is_file() else {}
-        template = chat_template(located.path, config)
+        sources = read_sources(located.path, config)
     config.pop("chat_template", None)
     text = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-
-
-def chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The chat template of a Hugging Face folder: its own file, or tokenizer_config's (the one named default)."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {item["name"]: item["template"] for item in template}.get("default")
-    return template
+    for name, file in (("default", TEMPLATE_FILE), ("tool_use", TOOL_TEMPLATE_FILE)):
+        if name in sources:
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_text(sources[name], encoding="utf-8")
 
 
 def write_openvino(model: Any, folder: Path) -> None:

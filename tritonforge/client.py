@@ -9,7 +9,7 @@ import re
 import struct
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -42,12 +42,17 @@ _GRPC_CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One response of a stream. Only the last one has a finish reason and statistics (counts, microseconds)."""
+    """One response of a stream. Only the last one has statistics (counts, microseconds).
+
+    `text` and `finish_reason` are those of the response's first answer, and with n = 1 there is no other. `outputs`
+    holds all tensors of the response by their names (see contract.py), as flat tuples of str, int or float.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     statistics: dict[str, int] | None = None
+    outputs: dict[str, tuple] = field(default_factory=dict, compare=False, repr=False)
 
 
 def infer_request(
@@ -82,18 +87,17 @@ def parse_response(response: service_pb2.ModelStreamInferResponse) -> Chunk:
     if response.error_message:
         raise typed_error(response.error_message)
     infer_response = response.infer_response
-    raw = {
-        output.name: content
-        for output, content in zip(infer_response.outputs, infer_response.raw_output_contents, strict=True)
+    outputs = {
+        output.name: _unpack(output.datatype, raw)
+        for output, raw in zip(infer_response.outputs, infer_response.raw_output_contents, strict=True)
     }
-    reason = raw.get(FINISH_REASON.name)
-    statistics = {t.name: struct.unpack("<q", raw[t.name])[0] for t in STATISTICS if t.name in raw}
-    ids = raw.get(TOKEN_IDS.name, b"")
+    statistics = {tensor.name: outputs[tensor.name][0] for tensor in STATISTICS if tensor.name in outputs}
     return Chunk(
-        text=_unpack_string(raw[TEXT_OUTPUT.name]) if TEXT_OUTPUT.name in raw else "",
-        token_ids=struct.unpack(f"<{len(ids) // 4}i", ids),
-        finish_reason=_unpack_string(reason) if reason else None,
+        text=outputs.get(TEXT_OUTPUT.name, ("",))[0],
+        token_ids=outputs.get(TOKEN_IDS.name, ()),
+        finish_reason=outputs.get(FINISH_REASON.name, ("",))[0] or None,
         statistics=statistics or None,
+        outputs=outputs,
     )
 
 
@@ -221,6 +225,18 @@ def _pack_ids(input_ids: Sequence[int]) -> bytes:
         raise InvalidRequest(f"input_ids must be 32-bit integers, got {bad!r}") from error
 
 
-def _unpack_string(raw: bytes) -> str:
-    """Text of a BYTES tensor with one element: its length in 4 bytes, then its UTF-8."""
-    return raw[4 : 4 + struct.unpack_from("<I", raw)[0]].decode()
+def _unpack(datatype: str, raw: bytes) -> tuple:
+    """The elements of a tensor."""
+    if datatype == "BYTES":
+        return tuple(_unpack_strings(raw))
+    code, size = {"INT32": ("i", 4), "INT64": ("q", 8), "FP32": ("f", 4)}[datatype]
+    return struct.unpack(f"<{len(raw) // size}{code}", raw)
+
+
+def _unpack_strings(raw: bytes) -> Iterator[str]:
+    """Texts of a BYTES tensor: each is its length in 4 bytes, then its UTF-8."""
+    position = 0
+    while position < len(raw):
+        start = position + 4
+        position = start + struct.unpack_from("<I", raw, position)[0]
+        yield raw[start:position].decode()

@@ -4,18 +4,25 @@ decoder.json of the release says which engine and which limits; see DecoderConfi
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tritonforge.blocks import BlockManager
 from tritonforge.engines.base import Engine
 from tritonforge.errors import NotFound, ReleaseMismatch
+from tritonforge.generation import Delta, Generation, Sink
 from tritonforge.loop import EngineLoop
-from tritonforge.request import Limits
-from tritonforge.scheduler import Scheduler, SchedulerConfig
+from tritonforge.messages import parse_tools
+from tritonforge.request import FinishReason, GenerateRequest, Limits
+from tritonforge.scheduler import Scheduler
+from tritonforge.scheduler_config import SchedulerConfig
+from tritonforge.speculation import Speculation
+from tritonforge.structured import Grammars
 from tritonforge.text import Tokenizer
+from tritonforge.tool_calls import ToolCallFormat, detect_format, parse
 
 
 @dataclass(frozen=True)
@@ -63,12 +70,62 @@ class Decoder:
         self.tokenizer = Tokenizer(folder)
         engine = load_engine(config.engine, folder / "engine", config.engine_config)
         self.limits = Limits(engine.spec.max_model_len, engine.spec.vocab_size)
+        self._grammars = Grammars(folder / "tokenizer.json", engine.spec.vocab_size, config.stop_token_ids)
+        self._tool_call_format = detect_format(self.tokenizer.tool_template)
         blocks = BlockManager(engine.spec.num_blocks, engine.spec.block_size)
+        speculation = Speculation(lambda: scheduler.num_running)
+        scheduler = Scheduler(config.scheduler, blocks, speculation.propose)
         self.loop = EngineLoop(
             engine,
-            Scheduler(config.scheduler, blocks),
+            scheduler,
             self.tokenizer.decode,
             config.stop_token_ids,
+            forget=speculation.forget,
             on_death=on_death,
         )
         self.loop.start()
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        options: Mapping[str, Any],
+        sink: Sink,
+        *,
+        request_id: str = "",
+        truncated_tokens: int = 0,
+    ) -> int:
+        """Check a request, compile what it needs and hand it to the loop; returns its key there.
+
+        Raises InvalidRequest naming field, value and rule, Overloaded when the loop takes no more work.
+        """
+        asked = GenerateRequest.from_wire(
+            prompt_ids,
+            options,
+            self.limits,
+            request_id,
+            encode=self.tokenizer.encode_plain,
+            truncated_tokens=truncated_tokens,
+        )
+        grammar = None if asked.structure is None else self._grammars.compile(*asked.structure)
+        if asked.tools is not None and self._tool_call_format is not None:
+            names = [tool["function"]["name"] for tool in parse_tools(asked.tools)]
+            sink = ToolCallSink(sink, self._tool_call_format, names)
+        return self.loop.submit(asked, sink, grammar)
+
+
+class ToolCallSink:
+    """A Sink that adds to the end of each answer the tool calls that are in its text."""
+
+    def __init__(self, sink: Sink, form: ToolCallFormat, offered: Sequence[str]) -> None:
+        self._sink = sink
+        self._form = form
+        self._offered = offered
+        self._texts: defaultdict[int, str] = defaultdict(str)
+
+    def __call__(self, generation: Generation, delta: Delta) -> None:
+        """Pass `delta` on; called by the loop's thread."""
+        self._texts[delta.index] += delta.text
+        if delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            calls = parse(self._form, self._texts[delta.index], self._offered).tool_calls
+            delta = replace(delta, tool_calls=calls)
+        self._sink(generation, delta)

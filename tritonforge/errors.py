@@ -19,6 +19,7 @@ STATUS = {
     "INVALID_ARGUMENT": Status("INVALID_ARG", 400),
     "NOT_FOUND": Status("NOT_FOUND", 404),
     "CANCELLED": Status("CANCELLED", 499),
+    "DEADLINE_EXCEEDED": Status("CANCELLED", 504),
     "UNAVAILABLE": Status("UNAVAILABLE", 503),
     "INTERNAL": Status("INTERNAL", 500),
 }
@@ -55,6 +56,12 @@ class Cancelled(TritonForgeError):
     """The request was cancelled before it finished."""
 
     code = "CANCELLED"
+
+
+class DeadlineExceeded(TritonForgeError):
+    """The request was not answered within the time that it gave itself."""
+
+    code = "DEADLINE_EXCEEDED"
 
 
 class EngineFailure(TritonForgeError):

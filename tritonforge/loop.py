@@ -14,13 +14,20 @@ from dataclasses import replace
 from itertools import count
 from queue import Empty, SimpleQueue
 
-from tritonforge.engines.base import Engine, SequenceStep
+from tritonforge.answer import Answer
+from tritonforge.deadlines import Deadlines, RetryAfter
+from tritonforge.engines.base import Engine
 from tritonforge.errors import EngineFailure, Overloaded, TritonForgeError
 from tritonforge.generation import Delta, Generation, Sink
-from tritonforge.request import FinishReason, GenerateRequest, Request, StepPlan, TokenEvent
-from tritonforge.sampling import Draw, sample
+from tritonforge.request import FinishReason, GenerateRequest, Request, StepPlan, TokenEvent, Work
+from tritonforge.sampler import Outcome, draw_step, sequence_steps
+from tritonforge.sampling import Drawn
 from tritonforge.scheduler import Scheduler
+from tritonforge.structured import Grammar
 from tritonforge.text import Decode
+
+PROMPT_LOGPROBS_CHUNK = 64
+"""Most prompt tokens a step computes of a request that asks for their log-probabilities: each has a row of logits."""
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +45,7 @@ class EngineLoop:
         decode: Decode,
         stop_token_ids: frozenset[int] = frozenset(),
         *,
+        forget: Callable[[int], None] = lambda key: None,
         on_death: Callable[[], None] = lambda: None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -45,10 +53,14 @@ class EngineLoop:
         self.scheduler = scheduler
         self._decode = decode
         self._stop_token_ids = stop_token_ids
+        self._forget = forget
         self._on_death = on_death
         self._clock_ns = clock_ns
         self._keys = count()
         self._generations: dict[int, Generation] = {}
+        self._answers: dict[int, Answer] = {}  # by the key of their Request; a generation's is that of its first
+        self._deadlines = Deadlines()
+        self._retry_after = RetryAfter()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._refusal: str | None = None
         self._stopping = False
@@ -60,18 +72,36 @@ class EngineLoop:
         """Start the loop's thread."""
         self._thread.start()
 
-    def submit(self, asked: GenerateRequest, sink: Sink) -> int:
-        """Hand over a request from any thread, return its key. Raises Overloaded when the loop takes no more work."""
+    def submit(self, asked: GenerateRequest, sink: Sink, grammar: Grammar | None = None) -> int:
+        """Hand over a request from any thread, return its key; `grammar` is its compiled structure.
+
+        Raises Overloaded when the loop takes no more work.
+        """
         if self._refusal is not None:
             raise Overloaded(self._refusal)
         if asked.sampling.seed is None and asked.sampling.temperature > 0.0:
             asked = replace(asked, sampling=replace(asked.sampling, seed=secrets.randbits(63)))
-        key = next(self._keys)
-        stops = frozenset() if asked.ignore_eos else self._stop_token_ids
-        request = Request(key, asked.prompt_ids, asked.max_tokens, stops)
-        generation = Generation(asked, request, self._decode, sink, self._clock_ns())
+        now = self._clock_ns()
+        answers = [Answer(asked, self._request(asked, now), index, self._decode, grammar) for index in range(asked.n)]
+        generation = Generation(asked, answers, sink, now)
         self._post(lambda: self._add(generation))
-        return key
+        return generation.key
+
+    def _request(self, asked: GenerateRequest, now_ns: int) -> Request:
+        """The scheduler's state of one answer."""
+        return Request(
+            next(self._keys),
+            asked.prompt_ids,
+            asked.max_tokens,
+            (frozenset() if asked.ignore_eos else self._stop_token_ids).union(asked.stop_token_ids),
+            priority=asked.priority,
+            tenant=asked.tenant,
+            arrival_ns=now_ns,
+            cache_salt=asked.cache_salt,
+            reuse_prefix=asked.prompt_logprobs is None,
+            max_chunk=None if asked.prompt_logprobs is None else PROMPT_LOGPROBS_CHUNK,
+            speculate=asked.speculate and asked.structure is None,
+        )
 
     def cancel(self, key: int) -> None:
         """Cancel one request from any thread; nothing happens when it has ended."""
@@ -122,6 +152,7 @@ class EngineLoop:
                 if not self.scheduler.has_work:
                     self._inbox.get()()
                 self._handle_messages()
+                self._shed_late()
                 if self.scheduler.has_work:
                     self.step()
         except BaseException as error:
@@ -132,70 +163,125 @@ class EngineLoop:
             self._engine.close()
 
     def step(self) -> None:
-        """Schedule, compute, sample, commit, and pass on what happened."""
+        """Schedule, compute, draw, commit, and pass on what happened."""
         plan = self.scheduler.schedule()
         self._stamp_scheduled(plan)
         try:
-            tokens = self._compute(plan)
+            outcomes = self._compute(plan)
         except EngineFailure as error:
             log.exception("a step of %d requests failed", len(plan.work))
             for work in plan.work:
-                self._fail(self._generations[work.request.key], error)
+                self._fail(self._generation(work.request), error)
             return
         now = self._clock_ns()
-        for request, token_id in zip(_sampling(plan), tokens, strict=True):
-            if token_id is None:
-                self._fail(self._generations[request.key], EngineFailure("the engine's logits are no numbers"))
+        sampling = [work for work in plan.work if work.samples]
+        drawn = {}
+        for work, outcome in zip(sampling, outcomes, strict=True):
+            if isinstance(outcome, TritonForgeError):
+                self._fail(self._generation(work.request), outcome)
+                drawn[work.request.key] = None
+            else:
+                self._note_drawn(work, outcome, now)
+                drawn[work.request.key] = outcome
+        told = {key: iter(tokens or ()) for key, tokens in drawn.items()}
+        tokens = [tokens and [one.token_id for one in tokens] for tokens in drawn.values()]
         for event in self.scheduler.commit(plan, tokens):
-            self._emit(self._generations[event.request.key], event, now)
+            self._tell(event, next(told[event.request.key]))
 
-    def _compute(self, plan: StepPlan) -> list[int | None]:
-        """The only slow part: the engine's step, and a sampled token (None: impossible) for each work that samples."""
-        logits = self._engine.step([_sequence(work.request, work.num_new_tokens, work.samples) for work in plan.work])
-        sampling = _sampling(plan)
-        params = [self._generations[request.key].asked.sampling for request in sampling]
-        draws = [Draw(one, len(request.output_ids)) for one, request in zip(params, sampling, strict=True)]
-        return [None if drawn is None else drawn.token_id for drawn in sample(logits, draws)]
+    def _compute(self, plan: StepPlan) -> list[Outcome]:
+        """The only slow part: the engine's step, and what is drawn from its logits for each work that samples."""
+        self._engine.copy_blocks(plan.copies)
+        logits = self._engine.step(sequence_steps(plan, self._answers))
+        return draw_step(plan, logits, self._answers)
+
+    def _generation(self, request: Request) -> Generation:
+        parent = request if request.parent is None else request.parent
+        return self._generations[parent.key]
 
     def _stamp_scheduled(self, plan: StepPlan) -> None:
         now = self._clock_ns()
         for work in plan.work:
-            timeline = self._generations[work.request.key].timeline
+            timeline = self._generation(work.request).timeline
             if timeline.scheduled_ns is None:
                 timeline.scheduled_ns = now
 
-    def _emit(self, generation: Generation, event: TokenEvent, now_ns: int) -> None:
-        generation.timeline.token(now_ns)
-        reason = event.finish_reason
-        text = generation.text.push(event.token_id, final=reason is not None)
-        if generation.text.stopped:
-            reason = FinishReason.STOP
-            self.scheduler.finish(generation.request, reason)
-        self._send(generation, Delta(text, (event.token_id,), reason))
+    def _note_drawn(self, work: Work, drawn: list[Drawn], now_ns: int) -> None:
+        timeline = self._generation(work.request).timeline
+        timeline.sampled(now_ns)
+        if work.draft:
+            timeline.draft_tokens += len(work.draft)
+            timeline.accepted_tokens += len(drawn) - 1
+
+    def _tell(self, event: TokenEvent, drawn: Drawn) -> None:
+        """Pass on one committed token; those that follow a stop string are nobody's any more."""
+        answer = self._answers[event.request.key]
+        if answer.finish_reason is not None:
+            return
+        generation = self._generation(event.request)
+        prompt = None if answer.num_told_tokens else generation.echo(answer)
+        text = answer.tell(event)
+        if answer.finish_reason is not None:
+            self.scheduler.finish(event.request, answer.finish_reason)
+        self._fork(generation)
+        self._send(generation, Delta(text, (drawn,), answer.finish_reason, answer.index, prompt=prompt))
+
+    def _fork(self, generation: Generation) -> None:
+        """The prompt is computed: let the other samples share it."""
+        while generation.unforked:
+            child = generation.unforked.pop(0)
+            self.scheduler.fork(generation.answers[0].request, child.request)
 
     def _send(self, generation: Generation, delta: Delta) -> None:
-        if delta.final:
+        """The one way to a client; the last delta of a request takes it out of the loop."""
+        if not generation.unfinished:
+            delta = replace(delta, final=True)
+            for answer in generation.answers:
+                del self._answers[answer.request.key]
+                self._forget(answer.request.key)
             del self._generations[generation.key]
+            self._retry_after.ended(self._clock_ns())
             self._note_idle()
         generation.sink(generation, delta)
 
     def _add(self, generation: Generation) -> None:
         self._generations[generation.key] = generation
+        self._answers |= {answer.request.key: answer for answer in generation.answers}
         try:
             if self._refusal is not None:
                 raise Overloaded(self._refusal)
-            self.scheduler.add(generation.request)
+            pushed = self.scheduler.add(generation.answers[0].request)
+        except Overloaded as error:
+            self._fail(generation, self._with_retry(error))
         except TritonForgeError as error:
-            self._send(generation, Delta(finish_reason=FinishReason.ERROR, error=error))
+            self._fail(generation, error)
+        else:
+            self._deadlines.watch(generation)
+            for request in pushed:
+                why = f"pushed out of the full queue, of which tenant {request.tenant!r} held the most"
+                self._fail(self._generation(request), self._with_retry(Overloaded(why)))
+
+    def _with_retry(self, error: Overloaded) -> Overloaded:
+        seconds = self._retry_after.seconds(self.scheduler.num_waiting, self._clock_ns())
+        return Overloaded(f"{error.args[0]}; retry in about {seconds} s")
+
+    def _shed_late(self) -> None:
+        for generation, error in self._deadlines.missed(self._clock_ns()):
+            self._fail(generation, self._with_retry(error) if isinstance(error, Overloaded) else error)
 
     def _cancel(self, generation: Generation | None) -> None:
-        if generation is not None:
-            self.scheduler.finish(generation.request, FinishReason.CANCELLED)
-            self._send(generation, Delta(generation.text.push(None, final=True), (), FinishReason.CANCELLED))
+        for answer in [] if generation is None else generation.unfinished:
+            self.scheduler.finish(answer.request, FinishReason.CANCELLED)
+            text = answer.end(FinishReason.CANCELLED)
+            self._send(generation, Delta(text, (), FinishReason.CANCELLED, answer.index))
 
     def _fail(self, generation: Generation, error: TritonForgeError) -> None:
-        self.scheduler.finish(generation.request, FinishReason.ERROR)
-        self._send(generation, Delta(finish_reason=FinishReason.ERROR, error=error))
+        """End all answers of a request with `error`; nothing happens when it has ended."""
+        unfinished = generation.unfinished
+        for answer in unfinished:
+            self.scheduler.finish(answer.request, FinishReason.ERROR)
+            answer.end(FinishReason.ERROR)
+        if unfinished:
+            self._send(generation, Delta(finish_reason=FinishReason.ERROR, error=error))
 
     def _note_idle(self) -> None:
         if self._refusal is not None and not self._generations:
@@ -212,15 +298,7 @@ class EngineLoop:
         log.critical("the engine loop died", exc_info=error)
         self._refusal = f"the engine loop died: {type(error).__name__}: {error}"
         for generation in list(self._generations.values()):
+            for answer in generation.answers:
+                answer.finish_reason = FinishReason.ERROR
             self._send(generation, Delta(finish_reason=FinishReason.ERROR, error=EngineFailure(self._refusal)))
         self._on_death()
-
-
-def _sampling(plan: StepPlan) -> list[Request]:
-    """The requests that get a token from this step, in the order of their logits."""
-    return [work.request for work in plan.work if work.samples]
-
-
-def _sequence(request: Request, num_new_tokens: int, samples: bool) -> SequenceStep:
-    start = request.num_computed_tokens
-    return SequenceStep(request.tokens(start, start + num_new_tokens), start, request.block_table, int(samples))

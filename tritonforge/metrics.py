@@ -14,7 +14,7 @@ class MetricFamily:
     name: str
     kind: Literal["gauge", "counter"]
     help: str
-    read: Callable[[EngineLoop], int]
+    read: Callable[[EngineLoop], float]
 
 
 FAMILIES = (
@@ -53,5 +53,41 @@ FAMILIES = (
         "counter",
         "Requests sent back to the queue to make room",
         lambda loop: loop.scheduler.num_preemptions,
+    ),
+    MetricFamily(
+        "tritonforge_kv_cache_usage_ratio",
+        "gauge",
+        "Share of the KV blocks that requests hold, in [0, 1]",
+        lambda loop: loop.scheduler.kv_cache_usage,
+    ),
+    MetricFamily(
+        "tritonforge_prefix_cache_query_tokens_total",
+        "counter",
+        "Prompt tokens looked up in the prefix cache",
+        lambda loop: loop.scheduler.num_prefix_queries,
+    ),
+    MetricFamily(
+        "tritonforge_prefix_cache_hit_tokens_total",
+        "counter",
+        "Prompt tokens found in the prefix cache, and not computed again",
+        lambda loop: loop.scheduler.num_prefix_hits,
+    ),
+    MetricFamily(
+        "tritonforge_draft_tokens_total",
+        "counter",
+        "Tokens guessed by prompt lookup",
+        lambda loop: loop.scheduler.num_draft_tokens,
+    ),
+    MetricFamily(
+        "tritonforge_accepted_draft_tokens_total",
+        "counter",
+        "Guessed tokens that came true",
+        lambda loop: loop.scheduler.num_accepted_tokens,
+    ),
+    MetricFamily(
+        "tritonforge_num_requests_refused_total",
+        "counter",
+        "Requests refused or pushed out of the full queue",
+        lambda loop: sum(loop.scheduler.num_refused.values()),
     ),
 )

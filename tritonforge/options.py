@@ -229,7 +229,16 @@ def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
     structures = [name for name in STRUCTURES if values[name] not in (None, False)]
     if len(structures) > 1:
         raise InvalidRequest(f"{' and '.join(structures)} exclude each other: give one of them")
+    if structures and values["ignore_eos"]:
+        raise InvalidRequest(
+            f"{structures[0]} and ignore_eos exclude each other: a structure says where the answer ends"
+        )
     return values
+
+
+def given_structure(values: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """The one of STRUCTURES that was given, with its value."""
+    return next(((name, values[name]) for name in STRUCTURES if values[name] not in (None, False)), None)
 
 
 def _checked(option: Option, value: Any) -> Any:

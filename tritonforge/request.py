@@ -4,13 +4,16 @@
 Triton here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any
 
 from tritonforge.errors import InvalidRequest
-from tritonforge.options import OPTIONS, parse_options
+from tritonforge.options import DEFAULT_PRIORITY, OPTIONS, given_structure, parse_options
+
+Encode = Callable[[str], list[int]]
+"""Token ids of a text, without special tokens around it."""
 
 
 class FinishReason(StrEnum):
@@ -23,8 +26,9 @@ class FinishReason(StrEnum):
 
 
 class Phase(Enum):
-    """Which of the scheduler's hands holds a request."""
+    """Which of the scheduler's hands holds a request; a new one is in none."""
 
+    NEW = "new"
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -62,22 +66,50 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One validated request; `prompt_ids` is not empty and prompt plus max_tokens fits max_model_len."""
+    """One validated request; `prompt_ids` is not empty and prompt plus max_tokens fits max_model_len.
+
+    The fields are options of the same names, see options.py. `structure` is the one of options.STRUCTURES that was
+    given with its value; `truncated_tokens` says how many tokens the prompt had more before it was truncated.
+    """
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
     sampling: SamplingParams = SamplingParams()
+    n: int = 1
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_in_output: bool = False
     ignore_eos: bool = False
+    structure: tuple[str, Any] | None = None
+    tools: str | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
     stream: bool = False
     stream_interval_ms: int | None = None
+    priority: int = DEFAULT_PRIORITY
+    tenant: str = ""
+    queue_timeout_ms: int | None = None
+    timeout_ms: int | None = None
+    cache_salt: str = ""
+    speculate: bool = True
+    truncated_tokens: int = 0
     request_id: str = ""
 
     @classmethod
     def from_wire(
-        cls, prompt_ids: Sequence[int], options: Mapping[str, Any], limits: Limits, request_id: str = ""
+        cls,
+        prompt_ids: Sequence[int],
+        options: Mapping[str, Any],
+        limits: Limits,
+        request_id: str = "",
+        *,
+        encode: Encode | None = None,
+        truncated_tokens: int = 0,
     ) -> "GenerateRequest":
-        """Build from token ids and raw request parameters. Raises InvalidRequest naming field, value and rule."""
+        """Build from token ids and raw request parameters; `encode` makes token ids of bad_words.
+
+        Raises InvalidRequest naming field, value and rule.
+        """
         values = parse_options(options)
         check_prompt(prompt_ids, limits)
         room = limits.max_model_len - len(prompt_ids)
@@ -87,19 +119,43 @@ class GenerateRequest:
                 f"max_tokens must be in [1, {room}] (max_model_len {limits.max_model_len} minus {len(prompt_ids)} "
                 f"prompt tokens), got {max_tokens}"
             )
-        if values["top_k"] > limits.vocab_size:
-            raise InvalidRequest(f"top_k must be in [0, {limits.vocab_size}], got {values['top_k']}")
-        sampling = SamplingParams(values["temperature"], values["top_k"], values["top_p"], values["seed"])
+        if values["min_tokens"] > max_tokens:
+            raise InvalidRequest(f"min_tokens must be in [0, {max_tokens}], got {values['min_tokens']}")
+        check_token_ids(values, limits.vocab_size)
+        values |= {
+            "max_tokens": max_tokens,
+            "bad_words": encode_bad_words(values["bad_words"], encode),
+            "structure": given_structure(values),
+        }
+        sampling = SamplingParams(**{name: values[name] for name in SamplingParams.__dataclass_fields__})
+        own = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
         return cls(
             prompt_ids=tuple(prompt_ids),
-            max_tokens=max_tokens,
             sampling=sampling,
-            stop=values["stop"],
-            ignore_eos=values["ignore_eos"],
-            stream=values["stream"],
-            stream_interval_ms=values["stream_interval_ms"],
+            truncated_tokens=truncated_tokens,
             request_id=request_id,
+            **own,
         )
+
+
+def encode_bad_words(words: Sequence[str], encode: Encode | None) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each word at the start of a text and after a space, as in vLLM's SamplingParams."""
+    if words and encode is None:
+        raise InvalidRequest("bad_words is not available here: there is no tokenizer")
+    spellings = (encode(text) for word in words for text in (word, " " + word.lstrip()))
+    return tuple(dict.fromkeys(tuple(token_ids) for token_ids in spellings if token_ids))
+
+
+def check_token_ids(values: Mapping[str, Any], vocab_size: int) -> None:
+    """Raise InvalidRequest when an option names or counts tokens that the model does not have."""
+    if values["top_k"] > vocab_size:
+        raise InvalidRequest(f"top_k must be in [0, {vocab_size}], got {values['top_k']}")
+    for name, token_ids in (
+        ("stop_token_ids", values["stop_token_ids"]),
+        ("logit_bias", [token_id for token_id, _ in values["logit_bias"]]),
+    ):
+        if token_ids and max(token_ids) >= vocab_size:
+            raise InvalidRequest(f"{name} must hold token ids in [0, {vocab_size - 1}], got {max(token_ids)}")
 
 
 def check_prompt(prompt_ids: Sequence[int], limits: Limits) -> None:
@@ -124,19 +180,21 @@ class Request:
 
     `priority` is a class from 0, the most urgent, to 9. Only equal `cache_salt`s share a prefix. To tell a prompt's
     log-probabilities, all of it is computed (`reuse_prefix` False) in chunks of at most `max_chunk` tokens a step.
-    A sample of n > 1 names the first one as `parent`. `order` is the request's fixed place among all, see admission.py.
+    Drafts are added where it may `speculate`. A sample of n > 1 names the first one as `parent`. `order` is the
+    request's fixed place among all, see admission.py.
     """
 
     key: int
     prompt_ids: Sequence[int]
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
-    priority: int = 5
+    priority: int = DEFAULT_PRIORITY
     tenant: str = ""
     arrival_ns: int = 0
     cache_salt: str = ""
     reuse_prefix: bool = True
     max_chunk: int | None = None
+    speculate: bool = True
     parent: "Request | None" = None
     order: tuple[int, ...] = ()
     output_ids: list[int] = field(default_factory=list)
@@ -146,7 +204,7 @@ class Request:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_published_blocks: int = 0
-    phase: Phase = Phase.WAITING
+    phase: Phase = Phase.NEW
     finish_reason: FinishReason | None = None
 
     @property

@@ -14,6 +14,7 @@ from typing import Protocol
 from tritonforge.emitter import Emitter
 from tritonforge.errors import EngineFailure, TritonForgeError
 from tritonforge.generation import Delta, Generation, Outbox
+from tritonforge.responses import Tensors, response_tensors
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,9 @@ LOADED_STREAM_INTERVAL_MS = 100
 
 
 class Sender(Protocol):
-    """The sending end of one request. After finish, fail or end it must not be touched again."""
+    """The sending end of one request. After a final send, fail or end it must not be touched again."""
 
-    def send(self, deltas: list[Delta]) -> None: ...
-
-    def finish(self, deltas: list[Delta], statistics: dict[str, int]) -> None: ...
+    def send(self, tensors: Tensors, *, final: bool) -> None: ...
 
     def fail(self, error: Exception) -> None: ...
 
@@ -95,14 +94,14 @@ class ResponseStream:
         if last.error is not None:
             self.fail(last.error)
         elif last.final:
-            self.finish(deltas, self._generation.statistics(now))
+            self.finish(response_tensors(self._generation.asked, deltas, self._generation.statistics(now)))
         else:
-            self._send(deltas)
+            self._send(response_tensors(self._generation.asked, deltas))
 
-    def _send(self, deltas: list[Delta]) -> None:
+    def _send(self, tensors: Tensors) -> None:
         """Send and go on; an answer with a hole in it is worse than none, so a failure ends the request."""
         try:
-            self._sender.send(deltas)
+            self._sender.send(tensors, final=False)
         except Exception:
             log.exception("a response of request %s could not be sent", self.key)
             self._cancel(self.key)
@@ -112,9 +111,9 @@ class ResponseStream:
         """End with `error`."""
         self._close(lambda sender: sender.fail(error))
 
-    def finish(self, deltas: list[Delta], statistics: dict[str, int]) -> None:
-        """End with `deltas` as the last response."""
-        self._close(lambda sender: sender.finish(deltas, statistics), _send_failed)
+    def finish(self, tensors: Tensors) -> None:
+        """End with `tensors` as the last response."""
+        self._close(lambda sender: sender.send(tensors, final=True), _send_failed)
 
     def _close(self, *attempts: Callable[[Sender], None]) -> None:
         """Close by the first of `attempts` that succeeds, else without a response. Idempotent."""

@@ -34,6 +34,15 @@ class Tokenizer:
         """Token ids of `text`, with the special tokens that this tokenizer puts around a plain prompt, if any."""
         return self._tokenizer.encode(text).ids
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of `text` alone, as it would be inside a longer text."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    @property
+    def tool_template(self) -> str:
+        """The source of the chat template that requests with tools are rendered with; empty without one."""
+        return "" if self._template is None else self._template.tool_source
+
     def encode_end(self, text: str, room: int) -> list[int]:
         """At most `room` ids: the last ones of `text`, within the special tokens of encode(); no character is split.
 
@@ -82,10 +91,13 @@ def text_delta(decode: Decode, window: Sequence[int], new: Sequence[int], *, fin
     return after[len(before) :]
 
 
-def find_stop(text: str, stops: Iterable[str]) -> int | None:
-    """Index at which the earliest stop string starts in `text`, or None."""
-    found = [index for index in (text.find(stop) for stop in stops) if index >= 0]
-    return min(found, default=None)
+def find_stop(text: str, stops: Iterable[str], *, include: bool = False) -> int | None:
+    """Where `text` ends: before (`include`: after) the stop string that starts first in it; None without one."""
+    found = [(index, len(stop)) for index, stop in ((text.find(stop), stop) for stop in stops) if index >= 0]
+    if not found:
+        return None
+    start, length = min(found)
+    return start + length * include
 
 
 def held_back(text: str, stops: Iterable[str]) -> int:
@@ -101,29 +113,35 @@ def held_back(text: str, stops: Iterable[str]) -> int:
 
 @dataclass
 class TextStream:
-    """The text of one answer as its tokens arrive. `push` returns what may be shown; a stop string never is."""
+    """The text of one answer as its tokens arrive. `push` returns what may be shown; what follows a stop never is.
+
+    The stop string itself is shown when `include_stop`.
+    """
 
     decode: Decode
     stops: tuple[str, ...] = ()
+    include_stop: bool = False
     stopped: bool = False
     _window: list[int] = field(default_factory=list)
     _held: str = ""
 
-    def push(self, token_id: int | None, *, final: bool) -> str:
+    def push(self, token_id: int | None, *, final: bool, may_stop: bool = True) -> str:
         """Text that is safe to show after `token_id` (None: the answer ends without another token).
 
-        Sets `stopped` when a stop string is complete: the text before it is returned and the rest is dropped.
+        Sets `stopped` when a stop string is complete: the text up to it is returned and the rest is dropped. A stop
+        string that ends in a token that was pushed without `may_stop` is none.
         """
         new = [] if token_id is None else [token_id]
         delta = text_delta(self.decode, self._window, new, final=final)
         self._window.extend(new)
         if delta:  # ids without text yet stay, however many: their text is still to come
             del self._window[:-WINDOW]
+        stops = self.stops if may_stop else ()
         text = self._held + delta
-        end = find_stop(text, self.stops) if self.stops else None
+        end = find_stop(text, stops, include=self.include_stop) if stops else None
         if end is not None:
             self.stopped = True
             return text[:end]
-        keep = 0 if final or not self.stops else held_back(text, self.stops)
+        keep = 0 if final or not stops else held_back(text, stops)
         shown, self._held = text[: len(text) - keep], text[len(text) - keep :]
         return shown

@@ -1,4 +1,4 @@
-"""When one request passed from phase to phase, in integer nanoseconds of one monotonic clock."""
+"""When one request passed from phase to phase, in integer nanoseconds of one monotonic clock, and in how many steps."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,14 @@ class Timeline:
     first_emit_ns: int | None = None
     last_token_ns: int | None = None
     decode_steps: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
-    def token(self, now_ns: int) -> None:
-        """A token was sampled: the first ends the prefill, each later one is a decode step."""
+    def sampled(self, now_ns: int) -> None:
+        """A step that ended at `now_ns` sampled tokens: the first ends the prefill, each later one is a decode step."""
         if self.first_token_ns is None:
             self.first_token_ns = now_ns
-        else:
+        elif now_ns != self.last_token_ns:
             self.decode_steps += 1
         self.last_token_ns = now_ns
 

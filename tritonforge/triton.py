@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from tritonforge.contract import FINISH_REASON, STATISTICS, TEXT_OUTPUT, TOKEN_IDS
 from tritonforge.errors import STATUS, InvalidRequest, TritonForgeError
-from tritonforge.generation import Delta
 from tritonforge.loop import EngineLoop
 from tritonforge.metrics import FAMILIES, MetricFamily
+from tritonforge.responses import Tensors
 from tritonforge.streams import JOIN_S, typed
 
 REPORT_S = 0.1
@@ -70,15 +69,9 @@ class TritonSender:
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
 
-    def send(self, deltas: list[Delta]) -> None:
-        """Send `deltas` merged into one response."""
-        self._sender.send(response(**_tensors(deltas)))
-
-    def finish(self, deltas: list[Delta], statistics: dict[str, int]) -> None:
-        """Send `deltas` as the last response, with their finish reason and the statistics there are."""
-        reason = np.array([deltas[-1].finish_reason.encode()], object)
-        numbers = {t.name: np.array([statistics[t.name]], np.int64) for t in STATISTICS if t.name in statistics}
-        self._sender.send(response(**_tensors(deltas), **{FINISH_REASON.name: reason}, **numbers), flags=FINAL)
+    def send(self, tensors: Tensors, *, final: bool) -> None:
+        """Send one response; the last one closes the request."""
+        self._sender.send(response(**tensors), flags=FINAL if final else 0)
 
     def fail(self, error: Exception) -> None:
         """Send `error` as the last response."""
@@ -91,15 +84,6 @@ class TritonSender:
     def is_cancelled(self) -> bool:
         """Whether the client cancelled or left."""
         return self._sender.is_cancelled()
-
-
-def _tensors(deltas: list[Delta]) -> dict[str, np.ndarray]:
-    text = "".join(delta.text for delta in deltas)
-    token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
-    return {
-        TEXT_OUTPUT.name: np.array([text.encode()], object),
-        TOKEN_IDS.name: np.array(token_ids, np.int32),
-    }
 
 
 class MetricsReporter:

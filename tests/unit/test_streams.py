@@ -4,9 +4,11 @@ import threading
 
 import pytest
 
+from tritonforge.contract import STATISTICS
 from tritonforge.emitter import Emitter
 from tritonforge.generation import Delta
 from tritonforge.request import FinishReason, GenerateRequest
+from tritonforge.sampling import Drawn
 from tritonforge.streams import ResponseStream
 
 WAIT_S = 10.0
@@ -27,11 +29,8 @@ class FakeSender:
         if name != "send":
             self.ended.set()
 
-    def send(self, deltas):
-        self._call("send", [token_id for delta in deltas for token_id in delta.token_ids])
-
-    def finish(self, deltas, statistics):
-        self._call("finish", deltas[-1].finish_reason)
+    def send(self, tensors, *, final):
+        self._call("finish" if final else "send", tensors["token_ids"].tolist())
 
     def fail(self, error):
         self._call("fail", str(error))
@@ -49,7 +48,7 @@ class FakeGeneration:
         self.timeline = type("Timeline", (), {"first_emit_ns": None})()
 
     def statistics(self, now_ns):
-        return {}
+        return {tensor.name: 0 for tensor in STATISTICS}
 
 
 @pytest.fixture
@@ -65,8 +64,8 @@ def run(emitter, sender, *, stream=True):
     way_out.key = 5
     generation = FakeGeneration(stream=stream)
     for token_id in range(3):
-        way_out.take(generation, Delta("x", (token_id,)))
-    way_out.take(generation, Delta("", (), FinishReason.LENGTH))
+        way_out.take(generation, Delta("x", (Drawn(token_id),)))
+    way_out.take(generation, Delta("", (), FinishReason.LENGTH, final=True))
     assert sender.ended.wait(WAIT_S) or "end" in sender.broken
     emitter.stop()
     assert way_out.closed
@@ -88,9 +87,9 @@ def test_a_response_that_cannot_be_sent_ends_the_request_instead_of_leaving_a_ho
     sender = FakeSender("send")
     way_out = ResponseStream(sender, emitter, (cancelled := []).append, lambda: False)
     way_out.key = 5
-    way_out.take(generation := FakeGeneration(stream=True), Delta("x", (0,)))
+    way_out.take(generation := FakeGeneration(stream=True), Delta("x", (Drawn(0),)))
     assert sender.ended.wait(WAIT_S)
-    way_out.take(generation, Delta("y", (1,), FinishReason.LENGTH))
+    way_out.take(generation, Delta("y", (Drawn(1),), FinishReason.LENGTH, final=True))
     emitter.stop()
     assert [name for name, _ in sender.calls] == ["fail"]
     assert cancelled == [5]

@@ -49,6 +49,10 @@ class Engine(Protocol):
         """
         ...
 
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy the KV of whole blocks, (source, destination) pairs, in order. A linear cache copies slots."""
+        ...
+
     def close(self) -> None:
         """Free the model and its KV cache; the engine is unusable afterwards."""
         ...

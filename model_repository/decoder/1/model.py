@@ -6,13 +6,13 @@ execute() only validates and hands over: the engine loop computes, the emitter a
 import os
 from pathlib import Path
 
+import numpy as np
+
 from tritonforge.decoder import Decoder
 from tritonforge.drain import on_drain
 from tritonforge.emitter import Emitter
 from tritonforge.errors import InvalidRequest, NotFound, TritonForgeError
-from tritonforge.generation import Delta
 from tritonforge.release import Release
-from tritonforge.request import FinishReason, GenerateRequest
 from tritonforge.streams import CancelPoller, ResponseStream
 from tritonforge.triton import MetricsReporter, TritonSender, load_error, read_options, read_tensor
 
@@ -66,10 +66,14 @@ class TritonPythonModel:
         input_ids = read_tensor(request, "input_ids")
         if input_ids is None:
             raise InvalidRequest("input_ids is missing; it may be left out only when cancel is the only parameter")
-        asked = GenerateRequest.from_wire(
-            input_ids.reshape(-1).tolist(), options, self.decoder.limits, request.request_id()
+        truncated = read_tensor(request, "truncated_tokens")
+        stream.key = self.decoder.submit(
+            input_ids.reshape(-1).tolist(),
+            options,
+            stream.take,
+            request_id=request.request_id(),
+            truncated_tokens=0 if truncated is None else int(truncated.reshape(-1)[0]),
         )
-        stream.key = self.decoder.loop.submit(asked, stream.take)
         self.poller.watch(stream)
 
     def _cancel(self, options, stream):
@@ -80,7 +84,7 @@ class TritonPythonModel:
 
     def _answer_cancel(self, options, stream, found):
         if found.result():
-            stream.finish([Delta(finish_reason=FinishReason.CANCELLED)], {})
+            stream.finish({"finish_reason": np.array([b"cancelled"], object)})
         else:
             stream.fail(NotFound(f"cancel: no unfinished request has the id {options['cancel']!r}"))
 

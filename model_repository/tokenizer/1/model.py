@@ -32,4 +32,7 @@ class TritonPythonModel:
             prompt = build_prompt(self.tokenizer, text, options, self.max_model_len)
         except Exception as error:
             return error_response(error)  # one bad request must not fail its batch
-        return response(input_ids=np.array(prompt.token_ids, np.int32))
+        return response(
+            input_ids=np.array(prompt.token_ids, np.int32),
+            truncated_tokens=np.array([prompt.truncated_tokens], np.int32),
+        )
