@@ -10,13 +10,13 @@ others overtake it only while their tenants were served less, and no stream of n
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
 
 from tritonforge.errors import Overloaded
-from tritonforge.request import Request
+from tritonforge.request import Phase, Request
 
 _order = attrgetter("order")
 
@@ -65,10 +65,14 @@ class TenantQueue:
         """The first place that a request holds here."""
         return min(requests[0].order for requests in self._waiting.values())
 
-    def head(self) -> Request:
-        """The next request: of the tenant that was served least."""
-        served = self._served
-        return min(self._waiting.values(), key=lambda requests: (served[requests[0].tenant], requests[0].order))[0]
+    def head(self, seats: Mapping[str, int], share: float, passed: Container[str]) -> Request | None:
+        """The next request: of a tenant with fewer than `share` seats if there is one, and of these, served least."""
+
+        def place(tenant: str) -> tuple[bool, float, tuple[int, ...]]:
+            return seats.get(tenant, 0) >= share, self._served[tenant], self._waiting[tenant][0].order
+
+        tenant = min((one for one in self._waiting if one not in passed), key=place, default=None)
+        return None if tenant is None else self._waiting[tenant][0]
 
     def charge(self, tenant: str, tokens: int, num_running_tenants: int) -> None:
         """Note that `tenant` was served `tokens`."""
@@ -129,6 +133,7 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Put a request in its place: a new one, or one that was preempted."""
+        request.phase = Phase.WAITING
         self._classes.setdefault(request.priority, TenantQueue()).push(request)
         self._count(request, 1)
 
@@ -137,9 +142,13 @@ class WaitingQueue:
         self._classes[request.priority].remove(request)
         self._count(request, -1)
 
-    def head(self) -> Request:
-        """The request that is admitted next; there must be one."""
-        return min((queue for queue in self._classes.values() if queue), key=TenantQueue.oldest).head()
+    def head(self, seats: Mapping[str, int], share: float, passed: Container[str] = ()) -> Request | None:
+        """The request that is admitted next, if any: `seats` are those of the running tenants, `passed` ones wait."""
+        for queue in sorted((queue for queue in self._classes.values() if queue), key=TenantQueue.oldest):
+            request = queue.head(seats, share, passed)
+            if request is not None:
+                return request
+        return None
 
     def charge(self, request: Request, tokens: int, num_running_tenants: int) -> None:
         """Note that the tenant of `request` was served `tokens`."""

@@ -6,7 +6,7 @@ Decodes come first, then prefill chunks of running and newly admitted requests, 
 from collections.abc import Callable, Sequence
 
 from tritonforge.admission import WaitingQueue
-from tritonforge.batch import RunningBatch, Step, fair_shares
+from tritonforge.batch import PrefillTurns, RunningBatch, Step
 from tritonforge.blocks import BlockManager
 from tritonforge.request import Phase, Request, StepPlan, Work
 from tritonforge.scheduler_config import SchedulerConfig
@@ -37,10 +37,12 @@ class StepPlanner:
         self.blocks = blocks
         self.tables = BlockTables(blocks)
         self.num_preemptions = 0
+        self.num_fairness_preemptions = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self._config = config
         self._propose = propose
+        self._turns = PrefillTurns()
         self._watermark = int(config.watermark * blocks.num_blocks)
 
     def plan(self) -> StepPlan:
@@ -65,13 +67,14 @@ class StepPlanner:
                 self._give(request, 1, step)
 
     def _admit(self, step: Step) -> None:
-        """Start waiting requests while seats, blocks and the budget last: a tenant that has nothing in the prefill
-        starts one in any case, others only what the step can begin to compute."""
+        """Start waiting requests while seats, blocks and the budget last.
+
+        A tenant whose prefills fill the step by themselves starts no more, and holds up nobody else.
+        """
         while self.waiting and step.budget > 0:
-            request = self.waiting.head()
-            if request in step.preempted:
-                return
-            if step.demand.get(request.tenant) and sum(step.demand.values()) >= step.budget:
+            busy = [tenant for tenant, demand in step.demand.items() if demand >= step.budget]
+            request = self.waiting.head(self.running.seats, self._share(), busy)
+            if request is None or request in step.preempted:
                 return
             prefix = self.tables.find_prefix(request)
             if not self._fits(request, prefix, step) and not self._make_way(request, step):
@@ -79,21 +82,26 @@ class StepPlanner:
             self._start(request, prefix, step)
 
     def _prefill(self, step: Step) -> None:
-        """Chunks for the prefills, oldest first, from their tenants' equal shares of the budget."""
-        shares = fair_shares(step.demand, step.budget)
+        """Chunks for the prefills, oldest first, from their tenants' shares of the budget."""
+        shares = self._turns.shares(step.demand, step.budget)
         for request in sorted(step.prefills, key=lambda request: request.order):
             if request.phase is not Phase.RUNNING:
                 continue
             count = min(step.prefills[request].num_tokens, shares[request.tenant])
             if count > 0 and self._make_room(request, request.num_computed_tokens + count, step):
                 self._give(request, count, step)
+                self._turns.charge(request.tenant, count)
                 shares[request.tenant] -= count
 
     def _speculate(self, propose: Propose, step: Step) -> None:
         """Add drafts to decodes, from the budget that is left and free blocks; while others wait, from their own."""
         spare = 0 if self.waiting else max(0, self.blocks.num_free - self._watermark)
         for request, work in step.work.items():
-            if work.num_new_tokens > 1 or not request.output_ids or step.budget == 0:
+            if (
+                not (request.speculate and work.samples and request.output_ids)
+                or work.num_new_tokens > 1
+                or not step.budget
+            ):
                 continue
             room = (len(request.block_table) + spare) * self.blocks.block_size - request.num_tokens
             most = min(step.budget, request.max_tokens - len(request.output_ids) - 1, room)
@@ -119,6 +127,10 @@ class StepPlanner:
         missing = self.blocks.blocks_for(request.num_tokens) - len(prefix.blocks)
         return self.blocks.can_take(prefix.blocks, missing + self._reserve(step))
 
+    def _share(self) -> float:
+        """The seats that each tenant would have if all had the same part of the batch."""
+        return len(self.running) / len(self.waiting.tenants | self.running.seats.keys())
+
     def _reserve(self, step: Step) -> int:
         """Blocks that an admission leaves alone; an empty batch leaves none, so any request can run alone."""
         return step.num_promised_blocks + (self._watermark if self.running else 0)
@@ -132,7 +144,7 @@ class StepPlanner:
         """
         seats = dict(self.running.seats)
         mine = seats.get(request.tenant, 0)
-        if request.preemptions or mine * len(self.waiting.tenants | seats.keys()) >= len(self.running):
+        if request.preemptions or mine >= self._share():
             return False
         wanted = self.blocks.blocks_for(request.num_tokens) + self._reserve(step)
         num_free = self.blocks.num_free
@@ -148,6 +160,7 @@ class StepPlanner:
             num_free += self.blocks.num_unshared(victim.block_table)
         for victim in victims:
             self._preempt(victim, step)
+        self.num_fairness_preemptions += len(victims)
         return True
 
     def _make_room(self, request: Request, num_tokens: int, step: Step) -> bool:
@@ -163,7 +176,6 @@ class StepPlanner:
         step.preempt(request)
         self.running.remove(request)
         self.tables.release(request)
-        request.phase = Phase.WAITING
         request.preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(request)

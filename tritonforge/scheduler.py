@@ -41,6 +41,11 @@ class Scheduler:
         return self._planner.num_preemptions
 
     @property
+    def num_fairness_preemptions(self) -> int:
+        """Those of num_preemptions that made way for a tenant under its share, not for want of blocks."""
+        return self._planner.num_fairness_preemptions
+
+    @property
     def num_prefix_queries(self) -> int:
         """Prompt tokens that were looked up in the prefix cache, when their requests first started."""
         return self._planner.num_prefix_queries
@@ -139,7 +144,8 @@ class Scheduler:
         """The only way out: frees the blocks and fixes the reason. Idempotent."""
         if request.phase is Phase.FINISHED:
             return
-        (self.running if request.phase is Phase.RUNNING else self.waiting).remove(request)
+        if request.phase is not Phase.NEW:
+            (self.running if request.phase is Phase.RUNNING else self.waiting).remove(request)
         self._tables.release(request)
         request.phase, request.finish_reason = Phase.FINISHED, reason
 

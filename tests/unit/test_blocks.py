@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritonforge.blocks import BlockManager, hash_block, hash_blocks
+from tritonforge.blocks import BlockManager, hash_block, hash_blocks, hash_salt
 
 
 @pytest.fixture
@@ -17,6 +17,12 @@ def test_a_hash_covers_all_tokens_before_it():
     assert hash_blocks([9, 2, 3, 4], 2)[1] != second, "the same block after another prefix is another block"
     assert hash_blocks([1, 2, 3, 4, 5], 2) == [first, second], "an unfinished block has no hash"
     assert second == hash_block(first, [3, 4])
+
+
+def test_a_salt_changes_every_hash_of_a_prompt():
+    plain, mine, yours = (hash_blocks([1, 2, 3, 4], 2, hash_salt(salt)) for salt in ("", "mine", "yours"))
+    assert len({*plain, *mine, *yours}) == 6
+    assert plain == hash_blocks([1, 2, 3, 4], 2)
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=40), st.integers(1, 9))
@@ -69,6 +75,20 @@ def test_of_two_equal_blocks_the_first_stays_published(blocks):
     blocks.publish(second, block_hash)
     assert blocks.cached_prefix([block_hash]) == [first]
     blocks.check_invariants([[first, second]])
+
+
+def test_a_table_can_be_cut_to_its_first_blocks(blocks):
+    table = blocks.allocate(3)
+    first = table[0]
+    blocks.release(table, keep=1)
+    assert table == [first] and blocks.num_free == 3 and blocks.usage == 0.25
+    blocks.check_invariants([table])
+
+
+def test_shared_blocks_would_not_become_free(blocks):
+    table = blocks.allocate(3)
+    blocks.take(table[:1])
+    assert blocks.num_unshared(table) == 2
 
 
 def test_freeing_twice_is_a_bug_that_is_caught(blocks):
