@@ -1,12 +1,14 @@
 """WaitingQueue: who is admitted next, who is refused, who is pushed out. Pure; the Scheduler is the only caller.
 
 Order. Each request has one place among all, fixed when it arrives: a request of class p counts as if it had arrived
-p * ageing later. The class whose oldest request has the first place goes next; inside a class the tenant that was
-served least does (see TenantQueue), first come first served within the tenant.
+p * ageing later. The class whose oldest request has the first place goes next. Inside a class tenants with less than an
+equal share of the running requests go first, and of these the one that was served least (see TenantQueue); within a
+tenant it is first come, first served.
 
 Bound. A request of class p that arrives at t is overtaken by other classes only for requests with an earlier place;
-all of these arrived before t + p * ageing, so from then on its class is next until it was served. Inside the class
-others overtake it only while their tenants were served less, and no stream of newcomers can keep that up.
+all of these arrived before t + p * ageing, so from then on its class is next until it was served. (A tenant whose
+prompts fill the step already is passed meanwhile: it is being served.) Inside the class others overtake it only while
+their tenants were served less or run less, and no stream of newcomers can keep that up.
 """
 
 from bisect import bisect_left, insort
@@ -57,7 +59,9 @@ class TenantQueue:
     def remove(self, request: Request) -> None:
         """Take `request` out."""
         requests = self._waiting[request.tenant]
-        del requests[bisect_left(requests, request.order, key=_order)]
+        position = bisect_left(requests, request.order, key=_order)
+        assert requests[position] is request, "a request that does not wait was taken out of the queue"
+        del requests[position]
         if not requests:
             del self._waiting[request.tenant]
 

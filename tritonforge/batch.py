@@ -44,7 +44,9 @@ class RunningBatch:
 
     def remove(self, request: Request) -> None:
         """Take the seat of `request` away."""
-        del self._requests[bisect_left(self._requests, request.order, key=_order)]
+        position = bisect_left(self._requests, request.order, key=_order)
+        assert self._requests[position] is request, "a request that does not run was taken out of the batch"
+        del self._requests[position]
         self.seats[request.tenant] -= 1
         if not self.seats[request.tenant]:
             del self.seats[request.tenant]
