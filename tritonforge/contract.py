@@ -19,7 +19,7 @@ class Tensor:
 
 TEXT_INPUT = Tensor("text_input", "TYPE_STRING", (1,))
 INPUT_IDS = Tensor("input_ids", "TYPE_INT32", (-1,))
-TRUNCATED_TOKENS = Tensor("truncated_tokens", "TYPE_INT32", (1,))
+PROMPT_TRUNCATED_TOKENS = Tensor("prompt_truncated_tokens", "TYPE_INT32", (1,))
 
 TEXT_OUTPUT = Tensor("text_output", "TYPE_STRING", (-1,))
 TOKEN_IDS = Tensor("token_ids", "TYPE_INT32", (-1,))
@@ -50,7 +50,7 @@ STATISTICS = tuple(Tensor(name, "TYPE_INT64", (1,), optional=True) for name in (
 
 DECODER_INPUTS = (
     Tensor("input_ids", "TYPE_INT32", (-1,), optional=True),
-    Tensor("truncated_tokens", "TYPE_INT32", (1,), optional=True),
+    Tensor("prompt_truncated_tokens", "TYPE_INT32", (1,), optional=True),
 )
 """Optional, because a request whose only parameter is `cancel` has no prompt."""
 DECODER_OUTPUTS = (
@@ -88,7 +88,7 @@ class ServedModel:
 
 
 TOKENIZER = ServedModel(
-    "tokenizer", (TEXT_INPUT,), (INPUT_IDS, TRUNCATED_TOKENS), max_batch_size=64, dynamic_batching=True
+    "tokenizer", (TEXT_INPUT,), (INPUT_IDS, PROMPT_TRUNCATED_TOKENS), max_batch_size=64, dynamic_batching=True
 )
 DECODER = ServedModel("decoder", DECODER_INPUTS, DECODER_OUTPUTS, max_batch_size=1, decoupled=True)
 LLM = ServedModel("llm", (TEXT_INPUT,), DECODER_OUTPUTS, max_batch_size=1, steps=("tokenizer", "decoder"))

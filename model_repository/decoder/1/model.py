@@ -66,7 +66,7 @@ class TritonPythonModel:
         input_ids = read_tensor(request, "input_ids")
         if input_ids is None:
             raise InvalidRequest("input_ids is missing; it may be left out only when cancel is the only parameter")
-        truncated = read_tensor(request, "truncated_tokens")
+        truncated = read_tensor(request, "prompt_truncated_tokens")
         stream.key = self.decoder.submit(
             input_ids.reshape(-1).tolist(),
             options,

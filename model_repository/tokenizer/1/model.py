@@ -34,5 +34,5 @@ class TritonPythonModel:
             return error_response(error)  # one bad request must not fail its batch
         return response(
             input_ids=np.array(prompt.token_ids, np.int32),
-            truncated_tokens=np.array([prompt.truncated_tokens], np.int32),
+            prompt_truncated_tokens=np.array([prompt.truncated_tokens], np.int32),
         )
