@@ -134,6 +134,7 @@ def facts(plan: stage.Stage, parts: dict[str, stage.Done], recipe: Recipe, scrat
             "weight_bytes": parts["quantize"].measurements["weight_bytes"],
             "weight_bytes_float32": parts["quantize"].measurements["weight_bytes_float32"],
             "kv_cache": compiled.measurements["kv_cache"],
+            "memory": compiled.measurements["memory"],
             "release_bytes": sum(sizes),
         },
         "stages": stages,

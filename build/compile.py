@@ -13,11 +13,12 @@ from typing import Any
 
 import chain
 import checkout  # noqa: F401  (puts the repository root on sys.path)
+import engine_memory
 import numpy as np
 import quality
 import quantize
 import stage
-from recipe import Recipe
+from recipe import AUTO, Recipe
 from reference import REFERENCE
 
 from tritonforge.engines.base import Engine, SequenceStep
@@ -41,7 +42,7 @@ def plan_stage(exported: stage.Done, quantized: stage.Done, recipe: Recipe) -> s
         inputs={"export": exported.digest, "quantize": quantized.digest},
         settings=settings(recipe, exported.measurements["model"]),
         packages=("python", "numpy", *target.PACKAGES),
-        sources=("build/compile.py", "build/quality.py", *target.SOURCES),
+        sources=("build/compile.py", "build/engine_memory.py", "build/quality.py", *target.SOURCES),
     )
 
 
@@ -57,6 +58,7 @@ def settings(recipe: Recipe, model: dict[str, Any]) -> dict[str, Any]:
 def check_fits(recipe: Recipe, model: dict[str, Any], per_block: int) -> int:
     """The number of KV blocks that the memory budget holds; InvalidRecipe when the recipe does not fit the model.
 
+    When the budget is what is free at load, the number is the most that the limits can use.
     `model` holds the facts of the checkpoint, `per_block` the bytes of one block over all layers.
     """
     limits, cache = recipe.limits, recipe.kv_cache
@@ -71,11 +73,15 @@ def check_fits(recipe: Recipe, model: dict[str, Any], per_block: int) -> int:
             f"limits.max_model_len must be at most the model's sliding_window ({window}), got {limits.max_model_len}: "
             "engines here keep and attend to all tokens"
         )
-    blocks = cache.memory_mib * 2**20 // per_block
+    spare = target_of(recipe).SPARE_BLOCKS
     needed = -(-limits.max_model_len // cache.block_size)
+    if cache.memory_mib == AUTO:
+        return limits.max_num_seqs * needed
+    blocks = cache.memory_mib * 2**20 // per_block - spare
     if blocks < needed:
+        least = -(-(needed + spare) * per_block // 2**20)
         raise InvalidRecipe(
-            f"kv_cache.memory_mib must be at least {-(-needed * per_block // 2**20)} for one sequence of max_model_len "
+            f"kv_cache.memory_mib must be at least {least} for one sequence of max_model_len "
             f"{limits.max_model_len} ({model['num_layers']} layers, {model['num_kv_heads']} KV heads of size "
             f"{model['head_size']}, {cache.precision}: {per_block} bytes a block), got {cache.memory_mib}"
         )
@@ -121,25 +127,50 @@ def compile_model(
         report = max(reports, key=lambda one: one["mean_kl"])
         quality.check(report, recipe.quality)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        kv_cache = {"bytes_per_block": per_block, "num_blocks": blocks, "bytes": per_block * blocks}
-        return {"quality": report, "kv_cache": kv_cache}
+        measured = engine_memory.measure(recipe.compile.target, engine_dir, config)
+        return {"quality": report, **memory(recipe, engine_dir, per_block, blocks, measured)}
 
     return stage.run_stage(plan_stage(exported, quantized, recipe), out, make, force=force)
 
 
+def memory(
+    recipe: Recipe, engine_dir: Path, per_block: int, blocks: int, measured: dict[str, int]
+) -> dict[str, dict[str, Any]]:
+    """The KV cache's shape, and what else the engine takes in bytes: its weights file, the rest once loaded, steps."""
+    target = target_of(recipe)
+    weights = (engine_dir / target.WEIGHTS).stat().st_size
+    cache = (measured["num_blocks"] + target.SPARE_BLOCKS) * per_block
+    return {
+        "kv_cache": {
+            "bytes_per_block": per_block,
+            "num_blocks": blocks,
+            "spare_blocks": target.SPARE_BLOCKS,
+            "bytes": (blocks + target.SPARE_BLOCKS) * per_block,
+            "fit_memory": recipe.kv_cache.memory_mib == AUTO,
+        },
+        "memory": {
+            "weight_bytes": weights,
+            "runtime_bytes": measured["loaded_bytes"] - cache - weights,
+            "step_bytes": measured["step_bytes"],
+        },
+    }
+
+
 def decoder_config(recipe: Recipe, model: dict[str, Any], blocks: int) -> dict[str, Any]:
     """decoder.json: all that the decoder needs to know besides its files."""
-    limits = recipe.limits
+    limits, cache = recipe.limits, recipe.kv_cache
+    fit = {"fit_memory": {"reserve_mib": cache.reserve_mib}} if cache.memory_mib == AUTO else {}
     return {
         "engine": recipe.compile.target,
         "engine_config": {
             "max_model_len": limits.max_model_len,
-            "block_size": recipe.kv_cache.block_size,
+            "block_size": cache.block_size,
             "num_blocks": blocks,
             "vocab_size": model["vocab_size"],
-            "kv_cache_precision": recipe.kv_cache.precision,
+            "kv_cache_precision": cache.precision,
             "properties": recipe.compile.properties,
             "prefill_properties": recipe.compile.prefill_properties,
+            **fit,
         },
         "scheduler": {
             "max_num_seqs": limits.max_num_seqs,

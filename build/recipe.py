@@ -9,7 +9,7 @@ import re
 import tomllib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import checkout  # noqa: F401  (puts the repository root on sys.path)
 
@@ -21,9 +21,22 @@ TARGETS = ("openvino",)
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
-def rule(default: Any = ..., *, low: float | None = None, high: float | None = None, choices: tuple = ()) -> Any:
-    """A field of a section with its range or its choices; without a default the recipe must give it."""
-    metadata = {"low": low, "high": high, "choices": choices}
+AUTO = "auto"
+
+
+def rule(
+    default: Any = ...,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple = (),
+    word: str = "",
+) -> Any:
+    """A field of a section with its range or its choices; without a default the recipe must give it.
+
+    A `word` may stand instead of a value of the field's first type.
+    """
+    metadata = {"low": low, "high": high, "choices": choices, "word": word}
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
@@ -57,11 +70,16 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class KVCache:
-    """The KV cache: its precision, tokens in a block, and the memory it may take in MiB."""
+    """The KV cache: its precision, tokens in a block, and the memory it may take in MiB.
+
+    With memory_mib "auto" the engine takes what is free when it loads, less `reserve_mib` for the largest steps and for
+    other processes, and never more than max_num_seqs sequences of max_model_len need.
+    """
 
     precision: str = rule("u8", choices=KV_CACHE)
     block_size: int = rule(32, low=1, high=4096)
-    memory_mib: int = rule(low=1, high=1 << 20)
+    memory_mib: int | str = rule(low=1, high=1 << 20, word=AUTO)
+    reserve_mib: int = rule(512, low=0, high=1 << 20)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +213,14 @@ def _take(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 def _value(label: str, value: Any, item: Any) -> Any:
     """`value` when it has the field's type and keeps its rule; an integer is accepted for a float field."""
-    if item.type is float and type(value) is int:
+    word = item.metadata.get("word")
+    if word and value == word:
+        return value
+    kind = get_args(item.type)[0] if word else item.type
+    if kind is float and type(value) is int:
         value = float(value)
-    if type(value) is not item.type:
-        raise InvalidRecipe(f"{label} must be {item.type.__name__}, got {value!r}")
+    if type(value) is not kind:
+        raise InvalidRecipe(f"{label} must be {kind.__name__}{f' or {word!r}' if word else ''}, got {value!r}")
     choices, low, high = (item.metadata.get(key) for key in ("choices", "low", "high"))
     if choices and value not in choices:
         raise InvalidRecipe(f"{label} must be one of {', '.join(choices)}, got {value!r}")

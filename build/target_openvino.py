@@ -15,9 +15,19 @@ from tritonforge.errors import InvalidRecipe
 
 NAME = "openvino"
 PACKAGES = ("openvino",)
-SOURCES = ("build/target_openvino.py", "tritonforge/engines/openvino.py", "tritonforge/engines/base.py")
-FILES = ("openvino_model.xml", "openvino_model.bin")
+SOURCES = (
+    "build/target_openvino.py",
+    "tritonforge/engines/openvino.py",
+    "tritonforge/engines/base.py",
+    "tritonforge/memory_plan.py",
+    "tritonforge/available_memory.py",
+)
+WEIGHTS = "openvino_model.bin"
+FILES = ("openvino_model.xml", WEIGHTS)
 BLOCK_SIZE = 32
+SPARE_BLOCKS = 1
+"""KV blocks that the engine keeps for padding, beyond those that hold sequences; a test holds that it is so."""
+
 PROPERTIES = {
     "INFERENCE_PRECISION_HINT": ("f32", "bf16", "f16"),
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": range(0, 1 << 32),
@@ -53,11 +63,11 @@ def _check_property(label: str, name: str, value: Any) -> None:
 
 def measured_steps(recipe: Recipe) -> tuple[int, ...]:
     """Tokens in a step, for each way in which the engine computes one: quality is measured for all of them."""
-    from tritonforge.engines.openvino import PREFILL_MIN_TOKENS
+    from tritonforge.engines.openvino import DECODE_MULTIPLE, PREFILL_MIN_TOKENS
 
     most = recipe.limits.max_num_batched_tokens
     if recipe.compile.prefill_properties and most >= PREFILL_MIN_TOKENS:
-        return (PREFILL_MIN_TOKENS - 1, most)
+        return (PREFILL_MIN_TOKENS - DECODE_MULTIPLE, most)
     return (most,)
 
 
@@ -88,6 +98,11 @@ def bytes_per_block(engine_dir: Path, recipe: Recipe) -> int:
     model = openvino.read_paged_model(engine_dir)
     compiled = openvino.compile_paged_model(model, recipe.kv_cache.precision, recipe.compile.properties)
     return openvino.bytes_per_block(compiled)
+
+
+def import_engine() -> None:
+    """Import what the engine needs, so that its memory is not counted as the engine's."""
+    from tritonforge.engines import openvino  # noqa: F401
 
 
 def open_engine(engine_dir: Path, engine_config: dict[str, Any]) -> Any:

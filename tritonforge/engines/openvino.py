@@ -4,7 +4,9 @@ A release stores the stateful model that optimum-intel exports; it is rewritten 
 because OpenVINO cannot read a rewritten file back. The engine knows nothing of requests or scheduling.
 """
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,12 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from tritonforge.available_memory import available_bytes
 from tritonforge.engines.base import EngineSpec, SequenceStep
 from tritonforge.errors import EngineFailure, InvalidRequest
+from tritonforge.memory_plan import MIB, fit_num_blocks
+
+log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 32
 """Tokens in a KV block: fixed by the paged attention kernel of OpenVINO's CPU plugin."""
@@ -30,6 +36,11 @@ PREFILL_MULTIPLE = 32
 """Steps of more than PADDED_ABOVE tokens are padded to a multiple. OpenVINO makes kernels for every new count of tokens
 and keeps them: 15 to 20 ms and 1.7 MiB each were seen. Multiples of 32 are faster anyway: 256 tokens took 75 ms,
 257 took 101 ms."""
+
+SPARE_BLOCKS = 1
+"""Blocks beyond those of the spec: the first of them takes what padding writes."""
+
+WARM_UP_BLOCKS = -(-PREFILL_MIN_TOKENS // BLOCK_SIZE)
 
 DEFAULT_PROPERTIES = {"PERFORMANCE_HINT": "LATENCY"}
 
@@ -79,6 +90,7 @@ class OpenVINOEngine:
     """Engine protocol over OpenVINO's paged attention; `config` is the engine_config of decoder.json.
 
     With prefill_properties the model is compiled twice; both share its weights, mapped from the file, and one KV cache.
+    With fit_memory, num_blocks is the most: the KV cache takes what memory there is at load, less `reserve_mib` MiB.
     """
 
     def __init__(self, model_dir: Path, config: dict[str, Any]) -> None:
@@ -95,17 +107,46 @@ class OpenVINOEngine:
         self._prefill = self._decode
         if config["prefill_properties"]:
             self._prefill = load(config["properties"] | config["prefill_properties"])
-        self._allocate_cache()
+        self._allocate_cache(WARM_UP_BLOCKS)
+        self._warm_up()
+        if "fit_memory" in config:
+            self.spec = replace(self.spec, num_blocks=self._num_blocks_that_fit(**config["fit_memory"]))
+        self._allocate_cache(self.spec.num_blocks + SPARE_BLOCKS)
 
-    def _allocate_cache(self) -> None:
-        """Allocate the KV cache and touch all of it: memory that is not there is missed now, not by a request.
+    def _warm_up(self) -> None:
+        """A step of each kind: the first one repacks the weights, and its memory is to be missed now if ever."""
+        for count in (1, PREFILL_MIN_TOKENS):
+            self.step([SequenceStep([0] * count, 0, range(WARM_UP_BLOCKS))])
 
-        One block more than the pool has takes what padding writes.
-        """
+    def _num_blocks_that_fit(self, reserve_mib: int) -> int:
+        """As many KV blocks as this process may still take, at most those of the spec; weights are in memory by now."""
+        free = available_bytes()
+        block_bytes = bytes_per_block(self._decode.compiled)
+        blocks = fit_num_blocks(
+            self.spec.num_blocks,
+            max_model_len=self.spec.max_model_len,
+            block_size=BLOCK_SIZE,
+            block_bytes=block_bytes,
+            spare_blocks=SPARE_BLOCKS,
+            free_bytes=free - reserve_mib * MIB,
+        )
+        log.warning(
+            "KV cache: %d of at most %d blocks, %d tokens, %d MiB; %d MiB were free, %d of them stay in reserve",
+            blocks,
+            self.spec.num_blocks,
+            blocks * BLOCK_SIZE,
+            blocks * block_bytes // MIB,
+            free // MIB,
+            reserve_mib,
+        )
+        return blocks
+
+    def _allocate_cache(self, num_blocks: int) -> None:
+        """Allocate the KV cache and touch all of it: memory that is not there is missed now, not by a request."""
         self._cache: list[ov.Tensor] = []
         for port in cache_ports(self._decode.compiled):
             heads, rows, width = (port.get_partial_shape()[axis].get_length() for axis in (1, 2, 3))
-            tensor = ov.Tensor(port.get_element_type(), ov.Shape([self.spec.num_blocks + 1, heads, rows, width]))
+            tensor = ov.Tensor(port.get_element_type(), ov.Shape([num_blocks, heads, rows, width]))
             tensor.data[...] = 0
             for compiled in (self._decode, self._prefill):
                 compiled.request.set_tensor(port.get_any_name(), tensor)

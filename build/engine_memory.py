@@ -1,0 +1,77 @@
+"""Measures what a compiled engine takes in memory, in a fresh process of its own. The compile stage calls it.
+
+A process cannot measure this of itself after other work: memory once taken is not all given back.
+"""
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import checkout  # noqa: F401  (puts the repository root on sys.path)
+
+from tritonforge.available_memory import resident_bytes
+from tritonforge.engines.base import Engine, SequenceStep
+from tritonforge.errors import EngineFailure
+
+MOST_SIZES = 32
+"""Step sizes tried of each kind; where there are more, evenly spaced ones stand for all."""
+
+
+def measure(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
+    """Bytes that the engine in `folder` takes with decoder.json's `config`, its KV cache included.
+
+    loaded_bytes: once it is open. step_bytes: what steps add, up to the largest ones with the longest context.
+    num_blocks: its KV blocks.
+    """
+    command = [sys.executable, str(Path(__file__).absolute()), target, str(Path(folder).absolute()), json.dumps(config)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise EngineFailure(f"the memory of the compiled engine could not be measured: {last}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def probe(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
+    """What `measure` returns, taken in this process."""
+    module = import_module(f"target_{target}")
+    module.import_engine()
+    before, _ = resident_bytes()
+    engine = module.open_engine(folder, config["engine_config"])
+    loaded, _ = resident_bytes()
+    limits = config["scheduler"]
+    for step in steps(engine, limits["max_num_seqs"], limits["max_num_batched_tokens"]):
+        engine.step(step)
+    _, most = resident_bytes()
+    return {"num_blocks": engine.spec.num_blocks, "loaded_bytes": loaded - before, "step_bytes": most - loaded}
+
+
+def steps(engine: Engine, max_num_seqs: int, max_num_batched_tokens: int) -> list[list[SequenceStep]]:
+    """Decode steps of 1 to max_num_seqs sequences, prefill chunks of one, and the largest step at the longest context.
+
+    Sequences share blocks: what they hold does not matter here.
+    """
+    spec = engine.spec
+
+    def sequence(num_tokens: int, past: int) -> SequenceStep:
+        blocks = range(-(-(past + num_tokens) // spec.block_size))
+        return SequenceStep([0] * num_tokens, past, [block % spec.num_blocks for block in blocks])
+
+    longest = spec.max_model_len - 1
+    decodes = [[sequence(1, longest)] * count for count in sizes(max_num_seqs)]
+    chunk = min(max_num_batched_tokens, longest)
+    prefills = [[sequence(count, longest - count)] for count in sizes(chunk)]
+    shared = max_num_batched_tokens // max_num_seqs
+    return [*decodes, *prefills, [sequence(min(shared, longest), 0)] * max_num_seqs]
+
+
+def sizes(most: int) -> list[int]:
+    """At most MOST_SIZES evenly spaced numbers up to `most`, which is the last one."""
+    count = min(most, MOST_SIZES)
+    return [most * (index + 1) // count for index in range(count)]
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))))
