@@ -1,5 +1,7 @@
 """From the structure options to the grammar text that the library compiles; structured.py calls it.
 
+`regex` is what Rust's regex crate calls one, without look-around, and is matched by the whole answer; its \\d, \\w and
+\\s are ASCII, as in JSON schemas.
 `grammar` is Lark as llguidance reads it (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md): a rule
 `start`, rules in lower case, terminals in upper case, `%json {...}` for a JSON schema inside. Text that holds `::=` is
 read as GBNF, the EBNF of llama.cpp, with a rule `root`.
@@ -9,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from tritonforge.json_schema import read_schema
@@ -36,6 +38,12 @@ def _json(schema: dict[str, Any]) -> str:
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
 
 
+def _regex(text: str) -> str:
+    if (len(text) - len(text.rstrip("\\"))) % 2:
+        raise ValueError("it ends in a lone backslash")  # the library would drop it
+    return f"start: /{regex_to_lark(text, 'dws')}/"
+
+
 def _grammar(text: str) -> str:
     if text.lstrip().startswith("{"):
         raise ValueError("it must be Lark or GBNF, not JSON")
@@ -55,7 +63,7 @@ def _grammar(text: str) -> str:
 _SOURCES = {
     "json_object": lambda _: _json({"type": "object"}),
     "json_schema": lambda text: _json(read_schema(text)),
-    "regex": LLMatcher.grammar_from_regex,
+    "regex": _regex,
     "grammar": _grammar,
     "choice": lambda choices: "start: " + " | ".join(map(json.dumps, choices)),
 }

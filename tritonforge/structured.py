@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask
+from llguidance import LLMatcher, LLParserLimits
 
 from tritonforge.errors import EngineFailure, InvalidRequest
 from tritonforge.grammar_source import grammar_source
+from tritonforge.vocabulary import Vocabulary, allowed_ids
 
 MAX_COMPILED = 64
 """Grammars kept ready, least recently used ones go first."""
@@ -34,45 +34,6 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 """With these, no grammar that was tried took over 0.5 s to compile, or over 0.1 s for one mask; see benchmarks."""
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The tokenizer as the library sees it, and the shape of a mask: `words` int32 words, bit i of word w is id 32w+i.
-
-    `allowed` has the ids of tokenizer and logits set, `ends` the end tokens.
-    """
-
-    tokenizer: LLTokenizer
-    words: int
-    allowed: np.ndarray
-    ends: np.ndarray
-
-    @classmethod
-    def read(cls, tokenizer_file: Path, vocab_size: int, stop_token_ids: Iterable[int]) -> "Vocabulary":
-        """Raises ValueError when the library cannot read the tokenizer, or there is no end token."""
-        stops = sorted(set(stop_token_ids))
-        if not stops:
-            raise ValueError("the model has no end token")
-        tokenizer = LLTokenizer(tokenizer_file.read_text(encoding="utf-8"), eos_token=stops)
-        known = min(vocab_size, tokenizer.vocab_size)
-        words = -(-vocab_size // 32)
-        return cls(tokenizer, words, _bits(range(known), words), _bits(stops, words))
-
-    def mask(self, matcher: LLMatcher) -> np.ndarray:
-        """The bitmask of the next token, int32 [words], read-only. Releases the GIL while it computes."""
-        computed = np.zeros(max(self.words, -(-self.tokenizer.vocab_size // 32)), np.int32)
-        own = computed[: -(-self.tokenizer.vocab_size // 32)]
-        fill_next_token_bitmask(matcher, own[np.newaxis])
-        mask = computed[: self.words] & self.allowed
-        mask.flags.writeable = False
-        return mask
-
-
-def _bits(token_ids: Iterable[int], words: int) -> np.ndarray:
-    flags = np.zeros(words * 32, np.uint8)
-    flags[list(token_ids)] = 1
-    return np.packbits(flags, bitorder="little").view(np.int32)
 
 
 @dataclass(frozen=True)
@@ -182,9 +143,7 @@ class Grammar:
 
     def _try_one_token(self) -> None:
         """A regex as large as the limits allow fails at its first derivative: find that out before it is accepted."""
-        allowed = np.flatnonzero(
-            np.unpackbits((self._first.mask & ~self._vocabulary.ends).view(np.uint8), bitorder="little")
-        )
+        allowed = allowed_ids(self._first.mask & ~self._vocabulary.ends)
         if len(allowed):
             probe = self._matcher.deep_copy()
             probe.consume_token(int(allowed[0]))
