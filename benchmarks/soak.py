@@ -31,6 +31,7 @@ SAMPLE_S = 2.0
 FLOOD_S = 60.0
 GROWTH_MAX = 0.02
 IDLE_S = 60.0
+SETTLE_S = 0.5
 OUTCOMES = {"finished": (FINISHED,), "cancelled": (CANCELLED,), "refused": (REFUSED, SHED)}
 """How a request may end, for the account: each that was sent must be one of these."""
 
@@ -76,11 +77,11 @@ def tenths(values: Sequence[int]) -> list[float]:
 def wait_until_idle(server: Server) -> tuple[dict[str, float], float]:
     """The decoder's metrics once it holds nothing any more, or after IDLE_S as they are; and the seconds it took."""
     start = time.monotonic()
-    while True:
-        found, waited = decoder_metrics(server), time.monotonic() - start
-        if held(found) == 0 or waited > IDLE_S:
-            return found, waited
+    while held(decoder_metrics(server)) > 0 and time.monotonic() - start < IDLE_S:
         time.sleep(0.1)
+    waited = time.monotonic() - start
+    time.sleep(SETTLE_S)  # the metrics are written one after the other
+    return decoder_metrics(server), waited
 
 
 def held(found: dict[str, float]) -> float:

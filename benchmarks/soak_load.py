@@ -148,6 +148,8 @@ class Load:
 
     def _good(self, rng: random.Random, kind: str):
         options = {name: OPTIONS[name](rng) for name in self._options if rng.random() < 0.25}
+        if options.get("json_object"):
+            options.pop("ignore_eos", None)  # they exclude each other
         text = " ".join(rng.choices(WORDS, k=rng.randint(1, 300)))
         if rng.random() < 0.3:
             text = f"{SHARED_PREFIX} {text}"
