@@ -15,7 +15,15 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tritonforge.contract import FINISH_REASON, INPUT_IDS, STATISTICS, TEXT_INPUT, TEXT_OUTPUT, TOKEN_IDS
-from tritonforge.errors import STATUS, Cancelled, DeadlineExceeded, InvalidRequest, NotFound, Overloaded, TritonForgeError
+from tritonforge.errors import (
+    STATUS,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    TritonForgeError,
+)
 from tritonforge.ports import is_loopback
 
 DECODER = "decoder"
@@ -23,7 +31,9 @@ CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_mess
 NO_PROXY = (("grpc.enable_http_proxy", 0),)
 CANCEL_TIMEOUT_S = 2.0
 
-_ERRORS = {error.code: error for error in (InvalidRequest, NotFound, Cancelled, DeadlineExceeded, Overloaded, TritonForgeError)}
+_ERRORS = {
+    error.code: error for error in (InvalidRequest, NotFound, Cancelled, DeadlineExceeded, Overloaded, TritonForgeError)
+}
 _CODE = re.compile(rf"\b({'|'.join(STATUS)}): ")
 _TRITON_WORDING = (
     (NotFound, ("unknown model",)),

@@ -88,6 +88,17 @@ class Generation:
         """The answers that have not ended."""
         return [answer for answer in self.answers if answer.finish_reason is None]
 
+    def take_unforked(self) -> list[Answer]:
+        """The answers that do not share the prompt yet, once; call it when the prompt is computed."""
+        unforked, self.unforked = self.unforked, []
+        return unforked
+
+    def refuse(self, error: TritonForgeError) -> None:
+        """Answer with `error` a request that nobody has taken in."""
+        for answer in self.answers:
+            answer.finish_reason = FinishReason.ERROR
+        self.sink(self, Delta(finish_reason=FinishReason.ERROR, final=True, error=error))
+
     def echo(self, answer: Answer) -> PromptEcho | None:
         """What to tell of the prompt before the first token of `answer`; log-probabilities with the first one only."""
         asked = self.asked

@@ -15,11 +15,11 @@ from itertools import count
 from queue import Empty, SimpleQueue
 
 from tritonforge.answer import Answer
-from tritonforge.deadlines import Deadlines, RetryAfter
 from tritonforge.engines.base import Engine
 from tritonforge.errors import EngineFailure, Overloaded, TritonForgeError
-from tritonforge.generation import Delta, Generation, Sink
-from tritonforge.request import FinishReason, GenerateRequest, Request, StepPlan, TokenEvent, Work
+from tritonforge.generation import Generation, Sink
+from tritonforge.in_flight import InFlight
+from tritonforge.request import GenerateRequest, Request, StepPlan
 from tritonforge.sampler import Outcome, draw_step, sequence_steps
 from tritonforge.sampling import Drawn
 from tritonforge.scheduler import Scheduler
@@ -53,14 +53,10 @@ class EngineLoop:
         self.scheduler = scheduler
         self._decode = decode
         self._stop_token_ids = stop_token_ids
-        self._forget = forget
         self._on_death = on_death
         self._clock_ns = clock_ns
         self._keys = count()
-        self._generations: dict[int, Generation] = {}
-        self._answers: dict[int, Answer] = {}  # by the key of their Request; a generation's is that of its first
-        self._deadlines = Deadlines()
-        self._retry_after = RetryAfter()
+        self._in_flight = InFlight(scheduler, clock_ns, forget)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._refusal: str | None = None
         self._stopping = False
@@ -105,16 +101,22 @@ class EngineLoop:
 
     def cancel(self, key: int) -> None:
         """Cancel one request from any thread; nothing happens when it has ended."""
-        self._post(lambda: self._cancel(self._generations.get(key)))
+
+        def cancel() -> None:
+            generation = self._in_flight.get(key)
+            if generation is not None:
+                self._in_flight.cancel(generation)
+
+        self._post(cancel)
 
     def cancel_request_id(self, request_id: str) -> "Future[int]":
         """Cancel every unfinished request that has this id; the future holds how many there were."""
         found: Future[int] = Future()
 
         def cancel() -> None:
-            matching = [one for one in self._generations.values() if one.asked.request_id == request_id]
+            matching = [one for one in self._in_flight.all() if one.asked.request_id == request_id]
             for generation in matching:
-                self._cancel(generation)
+                self._in_flight.cancel(generation)
             found.set_result(len(matching))
 
         self._post(cancel)
@@ -126,7 +128,7 @@ class EngineLoop:
         Returns whether all requests ended by themselves.
         """
         self._refusal = self._refusal or "the server is draining and takes no new requests"
-        self._post(self._note_idle)
+        self._post(lambda: None)  # wakes the thread, which looks whether it is idle
         drained = self._idle.wait(timeout_s)
         self._post(self._stop)
         self._thread.join()
@@ -149,10 +151,12 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while not self._stopping:
+                if self._refusal is not None and not self._in_flight:
+                    self._idle.set()
                 if not self.scheduler.has_work:
                     self._inbox.get()()
                 self._handle_messages()
-                self._shed_late()
+                self._in_flight.fail_late()
                 if self.scheduler.has_work:
                     self.step()
         except BaseException as error:
@@ -171,134 +175,62 @@ class EngineLoop:
         except EngineFailure as error:
             log.exception("a step of %d requests failed", len(plan.work))
             for work in plan.work:
-                self._fail(self._generation(work.request), error)
+                self._fail(work.request, error)
             return
-        now = self._clock_ns()
-        sampling = [work for work in plan.work if work.samples]
-        drawn = {}
-        for work, outcome in zip(sampling, outcomes, strict=True):
-            if isinstance(outcome, TritonForgeError):
-                self._fail(self._generation(work.request), outcome)
-                drawn[work.request.key] = None
-            else:
-                self._note_drawn(work, outcome, now)
-                drawn[work.request.key] = outcome
-        told = {key: iter(tokens or ()) for key, tokens in drawn.items()}
-        tokens = [tokens and [one.token_id for one in tokens] for tokens in drawn.values()]
-        for event in self.scheduler.commit(plan, tokens):
-            self._tell(event, next(told[event.request.key]))
+        drawn = self._take_outcomes(plan, outcomes)
+        told = {key: iter(tokens) for key, tokens in drawn.items() if tokens is not None}
+        committed = [None if tokens is None else [one.token_id for one in tokens] for tokens in drawn.values()]
+        for event in self.scheduler.commit(plan, committed):
+            self._in_flight.tell(event, next(told[event.request.key]))
 
     def _compute(self, plan: StepPlan) -> list[Outcome]:
         """The only slow part: the engine's step, and what is drawn from its logits for each work that samples."""
+        answers = self._in_flight.answers
         self._engine.copy_blocks(plan.copies)
-        logits = self._engine.step(sequence_steps(plan, self._answers))
-        return draw_step(plan, logits, self._answers)
+        logits = self._engine.step(sequence_steps(plan, answers))
+        return draw_step(plan, logits, answers)
 
-    def _generation(self, request: Request) -> Generation:
-        parent = request if request.parent is None else request.parent
-        return self._generations[parent.key]
+    def _take_outcomes(self, plan: StepPlan, outcomes: list[Outcome]) -> dict[int, list[Drawn] | None]:
+        """The tokens that each sampling work of the step drew, by its request's key; None for those that failed."""
+        now = self._clock_ns()
+        drawn: dict[int, list[Drawn] | None] = {}
+        for work, outcome in zip((work for work in plan.work if work.samples), outcomes, strict=True):
+            failed = isinstance(outcome, TritonForgeError)
+            drawn[work.request.key] = None if failed else outcome
+            if failed:
+                self._fail(work.request, outcome)
+            elif work.request.key in self._in_flight.answers:  # else another answer of its request has failed
+                accepted = len(outcome) - 1
+                self._in_flight.of(work.request).timeline.sampled(now, drafted=len(work.draft), accepted=accepted)
+        return drawn
+
+    def _fail(self, request: Request, error: TritonForgeError) -> None:
+        """End the request of a work with `error`, unless another of its answers has done so already."""
+        if request.key in self._in_flight.answers:
+            self._in_flight.fail(self._in_flight.of(request), error)
 
     def _stamp_scheduled(self, plan: StepPlan) -> None:
         now = self._clock_ns()
         for work in plan.work:
-            timeline = self._generation(work.request).timeline
+            timeline = self._in_flight.of(work.request).timeline
             if timeline.scheduled_ns is None:
                 timeline.scheduled_ns = now
 
-    def _note_drawn(self, work: Work, drawn: list[Drawn], now_ns: int) -> None:
-        timeline = self._generation(work.request).timeline
-        timeline.sampled(now_ns)
-        if work.draft:
-            timeline.draft_tokens += len(work.draft)
-            timeline.accepted_tokens += len(drawn) - 1
-
-    def _tell(self, event: TokenEvent, drawn: Drawn) -> None:
-        """Pass on one committed token; those that follow a stop string are nobody's any more."""
-        answer = self._answers[event.request.key]
-        if answer.finish_reason is not None:
-            return
-        generation = self._generation(event.request)
-        prompt = None if answer.num_told_tokens else generation.echo(answer)
-        text = answer.tell(event)
-        if answer.finish_reason is not None:
-            self.scheduler.finish(event.request, answer.finish_reason)
-        self._fork(generation)
-        self._send(generation, Delta(text, (drawn,), answer.finish_reason, answer.index, prompt=prompt))
-
-    def _fork(self, generation: Generation) -> None:
-        """The prompt is computed: let the other samples share it."""
-        while generation.unforked:
-            child = generation.unforked.pop(0)
-            self.scheduler.fork(generation.answers[0].request, child.request)
-
-    def _send(self, generation: Generation, delta: Delta) -> None:
-        """The one way to a client; the last delta of a request takes it out of the loop."""
-        if not generation.unfinished:
-            delta = replace(delta, final=True)
-            for answer in generation.answers:
-                del self._answers[answer.request.key]
-                self._forget(answer.request.key)
-            del self._generations[generation.key]
-            self._retry_after.ended(self._clock_ns())
-            self._note_idle()
-        generation.sink(generation, delta)
-
     def _add(self, generation: Generation) -> None:
-        self._generations[generation.key] = generation
-        self._answers |= {answer.request.key: answer for answer in generation.answers}
-        try:
-            if self._refusal is not None:
-                raise Overloaded(self._refusal)
-            pushed = self.scheduler.add(generation.answers[0].request)
-        except Overloaded as error:
-            self._fail(generation, self._with_retry(error))
-        except TritonForgeError as error:
-            self._fail(generation, error)
+        if self._refusal is None:
+            self._in_flight.add(generation)
         else:
-            self._deadlines.watch(generation)
-            for request in pushed:
-                why = f"pushed out of the full queue, of which tenant {request.tenant!r} held the most"
-                self._fail(self._generation(request), self._with_retry(Overloaded(why)))
-
-    def _with_retry(self, error: Overloaded) -> Overloaded:
-        seconds = self._retry_after.seconds(self.scheduler.num_waiting, self._clock_ns())
-        return Overloaded(f"{error.args[0]}; retry in about {seconds} s")
-
-    def _shed_late(self) -> None:
-        for generation, error in self._deadlines.missed(self._clock_ns()):
-            self._fail(generation, self._with_retry(error) if isinstance(error, Overloaded) else error)
-
-    def _cancel(self, generation: Generation | None) -> None:
-        for answer in [] if generation is None else generation.unfinished:
-            self.scheduler.finish(answer.request, FinishReason.CANCELLED)
-            text = answer.end(FinishReason.CANCELLED)
-            self._send(generation, Delta(text, (), FinishReason.CANCELLED, answer.index))
-
-    def _fail(self, generation: Generation, error: TritonForgeError) -> None:
-        """End all answers of a request with `error`; nothing happens when it has ended."""
-        unfinished = generation.unfinished
-        for answer in unfinished:
-            self.scheduler.finish(answer.request, FinishReason.ERROR)
-            answer.end(FinishReason.ERROR)
-        if unfinished:
-            self._send(generation, Delta(finish_reason=FinishReason.ERROR, error=error))
-
-    def _note_idle(self) -> None:
-        if self._refusal is not None and not self._generations:
-            self._idle.set()
+            generation.refuse(Overloaded(self._refusal))
 
     def _stop(self) -> None:
         self._refusal = self._refusal or "the server has stopped"
-        for generation in list(self._generations.values()):
-            self._cancel(generation)
+        for generation in self._in_flight.all():
+            self._in_flight.cancel(generation)
         self._stopping = True
 
     def _die(self, error: BaseException) -> None:
         """Fail every request, and refuse new ones from now on."""
         log.critical("the engine loop died", exc_info=error)
         self._refusal = f"the engine loop died: {type(error).__name__}: {error}"
-        for generation in list(self._generations.values()):
-            for answer in generation.answers:
-                answer.finish_reason = FinishReason.ERROR
-            self._send(generation, Delta(finish_reason=FinishReason.ERROR, error=EngineFailure(self._refusal)))
+        self._in_flight.abandon(EngineFailure(self._refusal))
         self._on_death()

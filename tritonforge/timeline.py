@@ -18,8 +18,13 @@ class Timeline:
     draft_tokens: int = 0
     accepted_tokens: int = 0
 
-    def sampled(self, now_ns: int) -> None:
-        """A step that ended at `now_ns` sampled tokens: the first ends the prefill, each later one is a decode step."""
+    def sampled(self, now_ns: int, *, drafted: int = 0, accepted: int = 0) -> None:
+        """A step that ended at `now_ns` sampled tokens: the first ends the prefill, each later one is a decode step.
+
+        `accepted` of the `drafted` guesses that the step verified came true.
+        """
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
         if self.first_token_ns is None:
             self.first_token_ns = now_ns
         elif now_ns != self.last_token_ns:
