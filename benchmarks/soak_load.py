@@ -61,6 +61,8 @@ OPTIONS: dict[str, Callable[[random.Random], Any]] = {
     "speculate": lambda rng: rng.random() < 0.5,
 }
 """How a value of each option is drawn. Options that the served release does not know are left out, see `known`."""
+BESIDE_NO_STRUCTURE = ("ignore_eos", "min_tokens", "bad_words", "logit_bias")
+"""They can forbid the only tokens that a structure allows; such a request is refused, and rightly."""
 
 BAD: tuple[dict[str, Any], ...] = (
     {"text": ""},
@@ -149,7 +151,7 @@ class Load:
     def _good(self, rng: random.Random, kind: str):
         options = {name: OPTIONS[name](rng) for name in self._options if rng.random() < 0.25}
         if options.get("json_object"):
-            options.pop("ignore_eos", None)  # they exclude each other
+            options = {name: value for name, value in options.items() if name not in BESIDE_NO_STRUCTURE}
         text = " ".join(rng.choices(WORDS, k=rng.randint(1, 300)))
         if rng.random() < 0.3:
             text = f"{SHARED_PREFIX} {text}"
