@@ -12,7 +12,7 @@ def test_deltas_put_while_others_are_taken_are_neither_lost_nor_doubled():
 
     def put():
         for index in range(count):
-            outbox.put(Delta(token_ids=(index,)))
+            outbox.put(Delta(index=index))
         done.set()
 
     interval = sys.getswitchinterval()
@@ -26,4 +26,4 @@ def test_deltas_put_while_others_are_taken_are_neither_lost_nor_doubled():
     finally:
         sys.setswitchinterval(interval)
     taken += outbox.take_all()
-    assert [delta.token_ids[0] for delta in taken] == list(range(count))
+    assert [delta.index for delta in taken] == list(range(count))
