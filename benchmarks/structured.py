@@ -233,7 +233,7 @@ def main() -> None:
         print(f"{'all':20} {'':10} {percentile(together, 50):16.3f} {percentile(together, 99):6.3f}")
         cost = step_cost(library, list(schemas.values()), draw)
         total = [before + after for before, after in zip(cost["before"], cost["after"], strict=True)]
-        for part, values in (*cost.items(), ("both", total)):
+        for part, values in (*cost.items(), ("before and after", total)):
             print(
                 f"{STREAMS} streams, ms {part} the engine: median {percentile(values, 50):.2f}, "
                 f"p99 {percentile(values, 99):.2f} ({percentile(values, 50) / ENGINE_MS:.1%} of {ENGINE_MS} ms)"
