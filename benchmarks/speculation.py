@@ -157,7 +157,8 @@ def compare(bench: Bench, name: str, repeats: int, concurrency: int) -> None:
     drafts, accepted = (sum(getattr(run, f"{kind}_tokens") for run in runs[True]) for kind in ("draft", "accepted"))
     print(
         f"{name}, {concurrency} at once: ratio {statistics.median(ratios):.2f}, "
-        f"{min(ratios):.2f} to {max(ratios):.2f}, least of a group {min(single):.2f}; accepted {accepted} of {drafts} draft tokens"
+        f"{min(ratios):.2f} to {max(ratios):.2f}, least of a group {min(single):.2f}; "
+        f"accepted {accepted} of {drafts} draft tokens"
     )
     plain, drafted = ([ids for run in runs[on] for ids in run.token_ids] for on in (False, True))
     differing = [case for case in zip(prompts, plain, drafted, strict=True) if case[1] != case[2]]
