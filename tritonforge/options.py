@@ -190,7 +190,7 @@ OPTIONS = {
         Option("stream_interval_ms", int, None, "must be an integer in [0, 10000]; 0 sends at once", _within(0, 10000)),
         # when it is served
         Option(
-            "priority",
+            "priority_class",  # Triton's gRPC endpoint takes a parameter called `priority` for itself, and drops it
             int,
             DEFAULT_PRIORITY,
             f"must be an integer in [0, {PRIORITIES - 1}]; 0 is the most urgent",
@@ -226,6 +226,7 @@ def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: option.default for name, option in OPTIONS.items()} | {"max_tokens": None}
     for name, value in options.items():
         values[name] = _checked(OPTIONS[name], value)
+    values["priority"] = values.pop("priority_class")
     structures = [name for name in STRUCTURES if values[name] not in (None, False)]
     if len(structures) > 1:
         raise InvalidRequest(f"{' and '.join(structures)} exclude each other: give one of them")
