@@ -103,13 +103,14 @@ class Bench:
         scheduler = Scheduler(self.config.scheduler, blocks, speculation.propose if speculate else None)
         loop = EngineLoop(self.engine, scheduler, self._tokenizer.decode, self.config.stop_token_ids)
         answers: list[list[int]] = [[] for _ in prompts]
+        errors: list[Exception] = []
         ended = threading.Semaphore(0)
 
         def sink(index):
             def take(generation, delta):
                 answers[index].extend(delta.token_ids)
                 if delta.error is not None:
-                    raise delta.error
+                    errors.append(delta.error)
                 if delta.final:
                     ended.release()
 
@@ -123,6 +124,8 @@ class Bench:
             ended.acquire()
         seconds = time.perf_counter() - start
         loop.drain(0)
+        if errors:
+            raise errors[0]
         tokens = tuple(map(tuple, answers))
         return Answers(seconds, tokens, scheduler.num_draft_tokens, scheduler.num_accepted_tokens)
 
@@ -136,9 +139,8 @@ class Bench:
         return float(rows[first][plain[first]] - rows[first][drafted[first]])
 
 
-def compare(bench: Bench, name: str, repeats: int, concurrency: int) -> None:
-    """Print the ratio of the variants on one set."""
-    prompts = bench.prompts(name)
+def compare(bench: Bench, name: str, prompts: list[tuple[int, ...]], repeats: int, concurrency: int) -> None:
+    """Print the ratio of the variants on the prompts of the set `name`."""
     groups = [prompts[start : start + concurrency] for start in range(0, len(prompts), concurrency)]
     bench.run(groups[0], speculate=True)
     ratios, runs = [], {}
@@ -215,6 +217,8 @@ def main() -> None:
     parser.add_argument("--cost", action="store_true", help="measure step durations only")
     parser.add_argument("--exact", action="store_true", help="float32, no dynamic quantization; for at most 4 at once")
     parser.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
+    parser.add_argument("--prompts", type=int, help="use so many prompts of each set (default: all)")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many prompts before them")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=256)
@@ -226,7 +230,8 @@ def main() -> None:
             measure_cost(bench, options.repeats)
             continue
         for name in options.sets:
-            compare(bench, name, options.repeats, options.concurrency)
+            prompts = bench.prompts(name)[options.skip :][: options.prompts]
+            compare(bench, name, prompts, options.repeats, options.concurrency)
 
 
 if __name__ == "__main__":
