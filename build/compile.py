@@ -136,7 +136,11 @@ def compile_model(
 def memory(
     recipe: Recipe, engine_dir: Path, per_block: int, blocks: int, measured: dict[str, int]
 ) -> dict[str, dict[str, Any]]:
-    """The KV cache's shape, and what else the engine takes in bytes: its weights file, the rest once loaded, steps."""
+    """The KV cache's shape, and what else the engine takes, in bytes.
+
+    weight: the weights file. runtime: what else the open engine holds (other layouts of the weights, graphs).
+    step: what steps add. load_peak: the most while it opens, before its KV cache is there.
+    """
     target = target_of(recipe)
     weights = (engine_dir / target.WEIGHTS).stat().st_size
     cache = (measured["num_blocks"] + target.SPARE_BLOCKS) * per_block
@@ -152,6 +156,7 @@ def memory(
             "weight_bytes": weights,
             "runtime_bytes": measured["loaded_bytes"] - cache - weights,
             "step_bytes": measured["step_bytes"],
+            "load_peak_bytes": measured["load_peak_bytes"],
         },
     }
 

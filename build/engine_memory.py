@@ -21,10 +21,10 @@ MOST_SIZES = 32
 
 
 def measure(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
-    """Bytes that the engine in `folder` takes with decoder.json's `config`, its KV cache included.
+    """Bytes that the engine in `folder` takes with decoder.json's `config`, but with KV for one sequence only.
 
-    loaded_bytes: once it is open. step_bytes: what steps add, up to the largest ones with the longest context.
-    num_blocks: its KV blocks.
+    num_blocks: its KV blocks. load_peak_bytes: the most while it opens. loaded_bytes: once it is open. step_bytes: what
+    steps add, up to the largest ones with the longest context.
     """
     command = [sys.executable, str(Path(__file__).absolute()), target, str(Path(folder).absolute()), json.dumps(config)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -38,14 +38,22 @@ def probe(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
     """What `measure` returns, taken in this process."""
     module = import_module(f"target_{target}")
     module.import_engine()
-    before, _ = resident_bytes()
-    engine = module.open_engine(folder, config["engine_config"])
-    loaded, _ = resident_bytes()
+    engine_config = {name: value for name, value in config["engine_config"].items() if name != "fit_memory"}
+    engine_config["num_blocks"] = -(-engine_config["max_model_len"] // engine_config["block_size"])
     limits = config["scheduler"]
+    before, _ = resident_bytes()
+    engine = module.open_engine(folder, engine_config)
+    loaded, load_peak = resident_bytes()
+    most = loaded
     for step in steps(engine, limits["max_num_seqs"], limits["max_num_batched_tokens"]):
         engine.step(step)
-    _, most = resident_bytes()
-    return {"num_blocks": engine.spec.num_blocks, "loaded_bytes": loaded - before, "step_bytes": most - loaded}
+        most = max(most, resident_bytes()[0])
+    return {
+        "num_blocks": engine.spec.num_blocks,
+        "load_peak_bytes": load_peak - before,
+        "loaded_bytes": loaded - before,
+        "step_bytes": most - loaded,
+    }
 
 
 def steps(engine: Engine, max_num_seqs: int, max_num_batched_tokens: int) -> list[list[SequenceStep]]:

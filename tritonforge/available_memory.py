@@ -1,13 +1,15 @@
-"""How much memory this process may still take, and what it takes now: read from Linux's /proc and control groups.
+"""The memory of this process, by Linux's /proc and control groups: what it holds, what it may still take.
 
-Engines ask when the size of the KV cache is to be decided at load; memory_probe.py asks what a process holds.
+Engines ask when the size of the KV cache is to be decided at load; the memory probes ask what a process holds.
 """
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+MADV_DONTNEED = 4
 
 
 def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
@@ -32,6 +34,24 @@ def resident_bytes(proc: Path = PROC, pid: int | str = "self") -> tuple[int, int
     """What process `pid` holds in memory now, and the most that it ever held (VmRSS, VmHWM)."""
     status = _fields(proc / str(pid) / "status")
     return status["VmRSS:"] * 1024, status["VmHWM:"] * 1024
+
+
+def release_mapped_pages(file: Path, proc: Path = PROC) -> int:
+    """Let go of the pages of `file` that are mapped read-only into this process; returns the bytes of the mappings.
+
+    A page that is read again comes back from the file, so nothing is lost: for weights that were copied to another
+    layout and are not read again.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    name, total = str(file.resolve()), 0
+    for line in (proc / "self" / "maps").read_text(encoding="utf-8").splitlines():
+        addresses, access, *_, path = line.split(maxsplit=5)
+        if path != name or "w" in access:
+            continue
+        begin, end = (int(address, 16) for address in addresses.split("-"))
+        if libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED) == 0:
+            total += end - begin
+    return total
 
 
 def _free_in_groups(root: Path, path: str, limit: str, used: str, inactive: str) -> Iterator[int]:

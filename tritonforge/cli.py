@@ -1,4 +1,4 @@
-"""The command `tritonforge`: serve, generate, chat, verify. An error is one line on stderr and a non-zero exit code."""
+"""The command `tritonforge`: serve, generate, chat, plan, verify. An error is one line on stderr and an exit code."""
 
 import argparse
 import contextlib
@@ -95,6 +95,32 @@ def verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def plan(arguments: argparse.Namespace) -> int:
+    """Say what the decoder's process takes, and which sequences fit its KV cache."""
+    from tritonforge.memory_plan import CONTEXTS, MIB, MemoryPlan, report
+    from tritonforge.memory_probe import measure_base_bytes
+
+    release = Release.open(arguments.release)
+    MemoryPlan.of_manifest(release.manifest, 0)  # refused before anything is measured
+    base = measure_base_bytes(release.model_repository / "decoder" / "1")
+    planned = MemoryPlan.of_manifest(release.manifest, base)
+    if arguments.memory is not None:
+        planned = planned.within(arguments.memory * MIB)
+    context, sequences = arguments.context, arguments.sequences
+    if context is not None:
+        planned.blocks_of(context)  # refuses what is out of range
+    print(report(planned, CONTEXTS if context is None else (context,)))
+    if sequences is not None and context is None:
+        print(f"{sequences} sequences fit with a context of up to {planned.context(sequences)} tokens each")
+    elif sequences is not None:
+        fit = "fit" if planned.sequences(context) >= sequences else "do not fit"
+        needed = -(-planned.bytes_for(sequences, context) // MIB)
+        print(
+            f"{sequences} sequences of {context} tokens {fit}; the process takes {needed} MiB with a KV cache for them"
+        )
+    return 0
+
+
 def _announce(release: Release, grpc_url: str, http_url: str, metrics_url: str) -> None:
     print(f"serving {release.name}, digest {release.digest[:16]}")
     print(f"  gRPC     {grpc_url}")
@@ -122,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     many = commands.add_parser("chat", parents=[request], help="chat; Ctrl-C cancels an answer, Ctrl-D leaves")
     many.add_argument("--system", help="the system message")
     many.set_defaults(run=chat)
+    _add_plan(commands)
     check = commands.add_parser("verify", help="compare a release with its manifest")
     check.add_argument("release", type=Path)
     check.set_defaults(run=verify)
@@ -139,6 +166,15 @@ def _add_serve(commands) -> None:
     command.add_argument("--log-file", type=Path, help="keep tritonserver's log here (default: a temporary file)")
     command.add_argument("--tritonserver", type=Path, help="the binary (default: the container's or the wheel's)")
     command.set_defaults(run=serve)
+
+
+def _add_plan(commands) -> None:
+    command = commands.add_parser("plan", help="what a release takes in memory, and which sequences fit")
+    command.add_argument("--release", type=Path, required=True, help="the release folder")
+    command.add_argument("--context", type=int, metavar="N", help="tokens of a sequence, prompt and answer")
+    command.add_argument("--sequences", type=int, metavar="N", help="sequences that are to fit at once")
+    command.add_argument("--memory", type=int, metavar="MIB", help="size the KV cache for a process of so many MiB")
+    command.set_defaults(run=plan)
 
 
 def _request_parser() -> argparse.ArgumentParser:

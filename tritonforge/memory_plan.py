@@ -3,21 +3,23 @@
 The command line makes it from the manifest; an engine asks `fit_num_blocks` when it sizes its KV cache at load.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tritonforge.errors import InvalidRequest, ReleaseMismatch, SetupError
 
 MIB = 2**20
+CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes of the decoder's process, by what takes them, and the shape of its KV cache.
 
-    base: Python, libraries, tokenizer. weights: the weights file, mapped. runtime: weights repacked for the processor,
-    graphs. step: activations and kernels of the largest steps. sampling: logits of a full batch, and their copy.
+    base: Python, libraries, tokenizer. weights: as in the weights file. runtime: what else the open engine holds (other
+    layouts of the weights, graphs). step: activations and kernels of all step sizes. sampling: logits of a full batch
+    and a copy of them. load_peak: the most that the engine takes while it opens, before its KV cache is there.
     `spare_blocks` hold no sequence: the engine pads with them.
     """
 
@@ -26,6 +28,7 @@ class MemoryPlan:
     runtime_bytes: int
     step_bytes: int
     sampling_bytes: int
+    load_peak_bytes: int
     block_bytes: int
     block_size: int
     num_blocks: int
@@ -45,6 +48,7 @@ class MemoryPlan:
                 runtime_bytes=memory["runtime_bytes"],
                 step_bytes=memory["step_bytes"],
                 sampling_bytes=2 * 4 * limits["max_num_seqs"] * manifest["checkpoint"]["model"]["vocab_size"],
+                load_peak_bytes=memory["load_peak_bytes"],
                 block_bytes=cache["bytes_per_block"],
                 block_size=manifest["recipe"]["kv_cache"]["block_size"],
                 num_blocks=cache["num_blocks"],
@@ -69,8 +73,8 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """The most that the process takes."""
-        return self.fixed_bytes + self.kv_bytes
+        """The most that the process takes: while it serves, or while it loads."""
+        return max(self.fixed_bytes + self.kv_bytes, self.base_bytes + self.load_peak_bytes)
 
     @property
     def kv_tokens(self) -> int:
@@ -100,7 +104,7 @@ class MemoryPlan:
 
     def bytes_for(self, sequences: int, context: int) -> int:
         """The process with a KV cache for exactly `sequences` of `context` tokens."""
-        return self.fixed_bytes + (sequences * self.blocks_of(context) + self.spare_blocks) * self.block_bytes
+        return replace(self, num_blocks=sequences * self.blocks_of(context)).total_bytes
 
     def within(self, memory_bytes: int) -> "MemoryPlan":
         """The plan whose KV cache fills `memory_bytes`; InvalidRequest when one longest sequence does not fit."""
@@ -132,21 +136,24 @@ def fit_num_blocks(
     return blocks
 
 
-def report(plan: MemoryPlan, contexts: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)) -> str:
-    """The plan as a table of lines for people; contexts beyond max_model_len are left out."""
+def report(plan: MemoryPlan, contexts: Sequence[int] = CONTEXTS) -> str:
+    """The plan as a table for people, and how many sequences of `contexts` tokens fit (at most max_model_len each)."""
     rows = (
         ("Python, libraries, tokenizer", plan.base_bytes),
         ("weights", plan.weight_bytes),
         ("runtime", plan.runtime_bytes),
-        ("largest steps", plan.step_bytes),
+        ("steps", plan.step_bytes),
         ("sampling", plan.sampling_bytes),
         ("KV cache", plan.kv_bytes),
-        ("total", plan.total_bytes),
+        ("the process, at most", plan.total_bytes),
     )
     lines = [f"{name:<30}{size / MIB:>9.1f} MiB" for name, size in rows]
-    lines[5] += f"  {plan.kv_tokens} tokens in {plan.num_blocks} blocks, {plan.kv_bytes_per_token:.0f} bytes a token"
-    lines += ["", f"{'context':>9}{'sequences in the cache':>25}{'running at once':>18}"]
+    lines.append(
+        f"KV cache: {plan.kv_tokens} tokens in {plan.num_blocks} blocks of {plan.block_size}, "
+        f"{plan.kv_bytes_per_token:.0f} bytes a token"
+    )
+    lines += ["", f"{'context':>9}{'sequences in the KV cache':>28}{'running at once':>18}"]
     for context in sorted({min(context, plan.max_model_len) for context in contexts}):
         fit = plan.sequences(context)
-        lines.append(f"{context:>9}{fit:>25}{min(fit, plan.max_num_seqs):>18}")
+        lines.append(f"{context:>9}{fit:>28}{min(fit, plan.max_num_seqs):>18}")
     return "\n".join(lines)

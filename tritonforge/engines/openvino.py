@@ -16,7 +16,7 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from tritonforge.available_memory import available_bytes
+from tritonforge.available_memory import available_bytes, release_mapped_pages
 from tritonforge.engines.base import EngineSpec, SequenceStep
 from tritonforge.errors import EngineFailure, InvalidRequest
 from tritonforge.memory_plan import MIB, fit_num_blocks
@@ -33,21 +33,25 @@ computed 512 tokens 2.3 times as fast as with float32 ones, which are faster for
 PADDED_ABOVE = 16
 DECODE_MULTIPLE = 4
 PREFILL_MULTIPLE = 32
-"""Steps of more than PADDED_ABOVE tokens are padded to a multiple. OpenVINO makes kernels for every new count of tokens
-and keeps them: 15 to 20 ms and 1.7 MiB each were seen. Multiples of 32 are faster anyway: 256 tokens took 75 ms,
-257 took 101 ms."""
+PREFILL_ROWS_MULTIPLE = 8
+"""Steps of more than PADDED_ABOVE tokens are padded to a multiple, and so are the rows of their logits. OpenVINO makes
+kernels for every new count and keeps them: 15 to 20 ms and 1.7 MiB each were seen. Multiples of 32 tokens are faster
+anyway: 256 took 75 ms, 257 took 101 ms."""
 
 SPARE_BLOCKS = 1
 """Blocks beyond those of the spec: the first of them takes what padding writes."""
 
 WARM_UP_BLOCKS = -(-PREFILL_MIN_TOKENS // BLOCK_SIZE)
 
+MODEL = "openvino_model.xml"
+WEIGHTS = "openvino_model.bin"
+
 DEFAULT_PROPERTIES = {"PERFORMANCE_HINT": "LATENCY"}
 
 
 def read_paged_model(model_dir: Path) -> ov.Model:
     """Read the stateful model of `model_dir` and rewrite it to paged attention, with logits for `sampled_rows` only."""
-    model = ov.Core().read_model(model_dir / "openvino_model.xml")
+    model = ov.Core().read_model(model_dir / MODEL)
     paged_attention_transformation(model)
     _gather_before_lm_head(model)
     return model
@@ -109,12 +113,14 @@ class OpenVINOEngine:
             self._prefill = load(config["properties"] | config["prefill_properties"])
         self._allocate_cache(WARM_UP_BLOCKS)
         self._warm_up()
+        release_mapped_pages(Path(model_dir) / WEIGHTS)
         if "fit_memory" in config:
             self.spec = replace(self.spec, num_blocks=self._num_blocks_that_fit(**config["fit_memory"]))
         self._allocate_cache(self.spec.num_blocks + SPARE_BLOCKS)
 
     def _warm_up(self) -> None:
-        """A step of each kind: the first one repacks the weights, and its memory is to be missed now if ever."""
+        """A step of each kind: the first copies the weights to the layout of its kernels. After it, the embedding alone
+        is read from the file's mapping."""
         for count in (1, PREFILL_MIN_TOKENS):
             self.step([SequenceStep([0] * count, 0, range(WARM_UP_BLOCKS))])
 
@@ -158,9 +164,10 @@ class OpenVINOEngine:
         padding = SequenceStep([0] * (padded(count) - count), 0, [self.spec.num_blocks], num_logits=0)
         inputs = ragged_inputs([*sequences, padding] if padding.token_ids else sequences, self.spec.block_size)
         rows = len(inputs["sampled_rows"])
-        if rows == 0:  # the LM head needs a row to work on; its logits are dropped
-            inputs["sampled_rows"] = np.zeros(1, np.int64)
-        compiled = self._prefill if len(inputs["input_ids"]) >= PREFILL_MIN_TOKENS else self._decode
+        prefill = len(inputs["input_ids"]) >= PREFILL_MIN_TOKENS
+        unread = padded_rows(rows, prefill=prefill) - rows
+        inputs["sampled_rows"] = np.append(inputs["sampled_rows"], np.zeros(unread, np.int64))
+        compiled = self._prefill if prefill else self._decode
         try:
             logits = compiled.run(inputs)
         except RuntimeError as error:
@@ -201,6 +208,13 @@ def padded(num_tokens: int) -> int:
         return num_tokens
     multiple = DECODE_MULTIPLE if num_tokens < PREFILL_MIN_TOKENS else PREFILL_MULTIPLE
     return -(-num_tokens // multiple) * multiple
+
+
+def padded_rows(num_rows: int, *, prefill: bool) -> int:
+    """The number of rows that a step computes logits for: at least one, which the LM head needs to work on."""
+    if prefill:
+        return max(1, -(-num_rows // PREFILL_ROWS_MULTIPLE)) * PREFILL_ROWS_MULTIPLE
+    return max(1, padded(num_rows))
 
 
 def ragged_inputs(sequences: Sequence[SequenceStep], block_size: int) -> dict[str, np.ndarray]:
