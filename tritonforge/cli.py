@@ -97,7 +97,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Say what the decoder's process takes, and which sequences fit its KV cache."""
-    from tritonforge.memory_plan import CONTEXTS, MIB, MemoryPlan, report
+    from tritonforge.memory_plan import CONTEXTS, MIB, MemoryPlan, fit_of, report
     from tritonforge.memory_probe import measure_base_bytes
 
     release = Release.open(arguments.release)
@@ -106,18 +106,11 @@ def plan(arguments: argparse.Namespace) -> int:
     planned = MemoryPlan.of_manifest(release.manifest, base)
     if arguments.memory is not None:
         planned = planned.within(arguments.memory * MIB)
-    context, sequences = arguments.context, arguments.sequences
-    if context is not None:
-        planned.blocks_of(context)  # refuses what is out of range
-    print(report(planned, CONTEXTS if context is None else (context,)))
-    if sequences is not None and context is None:
-        print(f"{sequences} sequences fit with a context of up to {planned.context(sequences)} tokens each")
-    elif sequences is not None:
-        fit = "fit" if planned.sequences(context) >= sequences else "do not fit"
-        needed = -(-planned.bytes_for(sequences, context) // MIB)
-        print(
-            f"{sequences} sequences of {context} tokens {fit}; the process takes {needed} MiB with a KV cache for them"
-        )
+    contexts = CONTEXTS if arguments.context is None else (arguments.context,)
+    lines = [report(planned, contexts)]
+    if arguments.sequences is not None:
+        lines.append(fit_of(planned, arguments.sequences, arguments.context))
+    print("\n".join(lines))
     return 0
 
 

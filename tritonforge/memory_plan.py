@@ -3,7 +3,7 @@
 The command line makes it from the manifest; an engine asks `fit_num_blocks` when it sizes its KV cache at load.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,8 +136,13 @@ def fit_num_blocks(
     return blocks
 
 
-def report(plan: MemoryPlan, contexts: Sequence[int] = CONTEXTS) -> str:
-    """The plan as a table for people, and how many sequences of `contexts` tokens fit (at most max_model_len each)."""
+def report(plan: MemoryPlan, contexts: Collection[int] = CONTEXTS) -> str:
+    """The plan as a table for people, and how many sequences of `contexts` tokens fit.
+
+    Of the usual CONTEXTS those up to max_model_len are shown, with it; another context beyond it is InvalidRequest.
+    """
+    if contexts is CONTEXTS:
+        contexts = {min(context, plan.max_model_len) for context in CONTEXTS}
     rows = (
         ("Python, libraries, tokenizer", plan.base_bytes),
         ("weights", plan.weight_bytes),
@@ -153,7 +158,16 @@ def report(plan: MemoryPlan, contexts: Sequence[int] = CONTEXTS) -> str:
         f"{plan.kv_bytes_per_token:.0f} bytes a token"
     )
     lines += ["", f"{'context':>9}{'sequences in the KV cache':>28}{'running at once':>18}"]
-    for context in sorted({min(context, plan.max_model_len) for context in contexts}):
+    for context in sorted(contexts):
         fit = plan.sequences(context)
         lines.append(f"{context:>9}{fit:>28}{min(fit, plan.max_num_seqs):>18}")
     return "\n".join(lines)
+
+
+def fit_of(plan: MemoryPlan, sequences: int, context: int | None) -> str:
+    """In a line: whether so many sequences of `context` tokens fit, or with None which context they can have."""
+    if context is None:
+        return f"{sequences} sequences fit with a context of up to {plan.context(sequences)} tokens each"
+    fit = "fit" if plan.context(sequences) >= context else "do not fit"
+    needed = -(-plan.bytes_for(sequences, context) // MIB)
+    return f"{sequences} sequences of {context} tokens {fit}; the process takes {needed} MiB with a KV cache for them"

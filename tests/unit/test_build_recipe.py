@@ -82,6 +82,9 @@ def test_the_three_precisions_are_shipped():
         ("limits.max_num_seqs", 8.0, "limits.max_num_seqs must be int, got 8.0"),
         ("limits.max_num_seqs", "8", "limits.max_num_seqs must be int, got '8'"),
         ("kv_cache.memory_mib", -1, "kv_cache.memory_mib must be in"),
+        ("kv_cache.memory_mib", "much", "kv_cache.memory_mib must be int or 'auto', got 'much'"),
+        ("kv_cache.memory_mib", True, "kv_cache.memory_mib must be int or 'auto', got True"),
+        ("kv_cache.reserve_mib", "auto", "kv_cache.reserve_mib must be int, got 'auto'"),
         ("quality.max_mean_kl", float("nan"), "quality.max_mean_kl must be a finite number"),
         ("quality.min_top1_agreement", 1.5, "quality.min_top1_agreement must be in"),
         ("limits.max_num_batched_tokens", 4, "max_num_batched_tokens must be at least max_num_seqs"),
@@ -133,10 +136,54 @@ def test_a_context_beyond_the_model_is_refused():
 
 
 def test_a_memory_budget_too_small_for_one_sequence_says_how_much_it_takes():
-    """1,024 tokens are 32 blocks of 437,760 bytes: 13.36 MiB."""
+    """1,024 tokens and the engine's spare block are 33 blocks of 437,760 bytes: 13.78 MiB."""
     with pytest.raises(InvalidRecipe, match=r"kv_cache.memory_mib must be at least 14 .* got 13"):
         compile_stage.check_recipe(Recipe.from_dict(changed("kv_cache.memory_mib", 13)), MODEL)
     compile_stage.check_recipe(Recipe.from_dict(changed("kv_cache.memory_mib", 14)), MODEL)
+
+
+def test_a_cache_sized_at_load_is_bounded_by_what_the_limits_can_use():
+    recipe = Recipe.from_dict(changed("kv_cache.memory_mib", "auto"))
+    blocks = compile_stage.check_fits(recipe, MODEL, 437_760)
+    assert blocks == 8 * 1024 // 32, "8 sequences of 1,024 tokens"
+    config = compile_stage.decoder_config(recipe, {**MODEL, "stop_token_ids": [2]}, blocks)["engine_config"]
+    assert (config["num_blocks"], config["fit_memory"]) == (256, {"reserve_mib": 512})
+    fixed = compile_stage.decoder_config(Recipe.from_dict(VALID), {**MODEL, "stop_token_ids": [2]}, 77)
+    assert "fit_memory" not in fixed["engine_config"]
+
+
+def test_the_target_counts_the_blocks_that_the_engine_keeps_for_itself():
+    from tritonforge.engines import openvino
+
+    assert target_openvino.SPARE_BLOCKS == openvino.SPARE_BLOCKS
+    assert target_openvino.WEIGHTS == openvino.WEIGHTS
+
+
+def test_the_quality_of_both_ways_to_compute_a_step_is_measured():
+    """The engine pads steps: the smaller size must still be one that it computes as a decode step."""
+    from tritonforge.engines import openvino
+
+    data = changed("compile.prefill_properties", {"INFERENCE_PRECISION_HINT": "bf16"})
+    small, large = target_openvino.measured_steps(Recipe.from_dict(data))
+    assert openvino.padded(small) < openvino.PREFILL_MIN_TOKENS <= openvino.padded(large)
+    assert target_openvino.measured_steps(Recipe.from_dict(VALID)) == (256,)
+
+
+def test_memory_is_measured_with_steps_of_every_kind_up_to_the_largest():
+    import engine_memory
+
+    from tritonforge.engines.base import EngineSpec
+
+    class Engine:
+        spec = EngineSpec(vocab_size=100, max_model_len=1024, block_size=32, num_blocks=32)
+
+    steps = engine_memory.steps(Engine, max_num_seqs=8, max_num_batched_tokens=256)
+    tokens = [sum(len(sequence.token_ids) for sequence in step) for step in steps]
+    assert tokens[:8] == list(range(1, 9)) and max(tokens) == 256 and len(steps[-1]) == 8
+    for sequence in (sequence for step in steps for sequence in step):
+        end = sequence.num_computed_tokens + len(sequence.token_ids)
+        assert end <= 1024 and len(sequence.block_table) * 32 >= end and max(sequence.block_table) < 32
+    assert engine_memory.sizes(4096)[-1] == 4096 and len(engine_memory.sizes(4096)) == engine_memory.MOST_SIZES
 
 
 @pytest.mark.parametrize(("precision", "expected"), [("u8", 437_760), ("f16", 737_280), ("f32", 1_474_560)])

@@ -107,6 +107,52 @@ def test_serving_what_is_no_release_is_one_line(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("tritonforge: NOT_FOUND: no release at ")
 
 
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """A release with memory figures: 128 KV blocks of 32 tokens and 437,760 bytes; the rest of the process 484 MiB."""
+    from tritonforge import memory_probe
+
+    memory = dict.fromkeys(("weight_bytes", "runtime_bytes", "step_bytes"), 128 << 20) | {"load_peak_bytes": 0}
+    kv_cache = {"bytes_per_block": 437_760, "num_blocks": 128, "spare_blocks": 1}
+    write_manifest(
+        tmp_path,
+        name="x",
+        sizes={"memory": memory, "kv_cache": kv_cache},
+        recipe={"limits": {"max_model_len": 2048, "max_num_seqs": 4}, "kv_cache": {"block_size": 32}},
+        checkpoint={"model": {"vocab_size": 0}},
+    )
+    monkeypatch.setattr(memory_probe, "measure_base_bytes", lambda folder: 100 << 20)
+    return tmp_path
+
+
+def test_plan_shows_what_fits(planned, capsys):
+    assert cli.main(["plan", "--release", str(planned)]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-4].split() == ["256", "16", "4"]
+    assert "4096 tokens in 128 blocks of 32, 13680 bytes a token" in out
+    cli.main(["plan", "--release", str(planned), "--sequences", "5"])
+    assert capsys.readouterr().out.endswith("5 sequences fit with a context of up to 800 tokens each\n")
+    cli.main(["plan", "--release", str(planned), "--sequences", "9", "--context", "500"])
+    assert "9 sequences of 500 tokens do not fit; the process takes 545 MiB" in capsys.readouterr().out
+    cli.main(["plan", "--release", str(planned), "--memory", "1000"])
+    assert "39488 tokens in 1234 blocks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--context", "2049"], "context must be in [1, 2048] (max_model_len), got 2049"),
+        (["--sequences", "0"], "sequences must be at least 1, got 0"),
+        (["--memory", "500"], "memory must be at least 512 MiB for one sequence of max_model_len 2048, got 500"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_in_one_line(planned, capsys, options, complaint):
+    assert cli.main(["plan", "--release", str(planned), *options]) == 1
+    out, err = capsys.readouterr()
+    assert complaint in err and len(err.splitlines()) == 1
+    assert not out
+
+
 @pytest.mark.parametrize("arguments", [["generate"], ["serve"], ["fly"], ["generate", "x", "--timeout", "-1"]])
 def test_a_wrong_command_line_ends_with_usage(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
