@@ -49,10 +49,10 @@ def _within(low: float, high: float, *, open_low: bool = False) -> Read:
 
 
 def parse_json(value: str) -> Any:
-    """The JSON in `value`. Raises ValueError when it is none, is nested too deeply, or holds what is no UTF-8 text."""
+    """The JSON in `value`. Raises ValueError when it is none, is nested too deeply, or holds no UTF-8 or no number."""
     try:
         parsed = json.loads(value)
-        json.dumps(parsed, ensure_ascii=False).encode()  # half of a surrogate pair is legal JSON, and no text
+        json.dumps(parsed, ensure_ascii=False, allow_nan=False).encode()  # nor NaN, 1e999, or half a surrogate pair
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no valid JSON: {str(error)[:80] or type(error).__name__}") from None
     return parsed
