@@ -1,7 +1,7 @@
 """Contestant: the engine loop in this process, without Triton. Usage: engine_loop.py RELEASE WORKLOAD [KEY=VALUE ...]
 
-KEY=VALUE sets an OpenVINO property, or max_num_batched_tokens, to other than the release's value: that is how a
-recipe's defaults were chosen.
+KEY=VALUE sets a limit of the scheduler, num_blocks or else an OpenVINO property to other than the release's value: that
+is how a recipe's defaults were chosen.
 """
 
 import statistics
@@ -12,12 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.workload import Figures, Prompt, Workload
-from tritonforge.blocks import BlockManager
-from tritonforge.decoder import DecoderConfig, load_engine
+from tritonforge.decoder import DecoderConfig, load_loop
 from tritonforge.loop import EngineLoop
 from tritonforge.release import Release
 from tritonforge.request import GenerateRequest
-from tritonforge.scheduler import Scheduler
+from tritonforge.scheduler_config import SchedulerConfig
 from tritonforge.text import Tokenizer
 
 
@@ -25,13 +24,13 @@ def load(release: str, changes: dict[str, str]) -> EngineLoop:
     """The loop that the decoder of `release` would run, with `changes`."""
     folder = Release.open(release).model_repository / "decoder" / "1"
     config = DecoderConfig.read(folder / "decoder.json")
-    scheduler = config.scheduler
-    if "max_num_batched_tokens" in changes:
-        scheduler = replace(scheduler, max_num_batched_tokens=int(changes.pop("max_num_batched_tokens")))
-    properties = config.engine_config["properties"] | changes
-    engine = load_engine(config.engine, folder / "engine", config.engine_config | {"properties": properties})
-    blocks = BlockManager(engine.spec.num_blocks, engine.spec.block_size)
-    return EngineLoop(engine, Scheduler(scheduler, blocks), Tokenizer(folder).decode)
+    limits = {name: int(value) for name, value in changes.items() if name in SchedulerConfig.__dataclass_fields__}
+    sizes = {name: int(value) for name, value in changes.items() if name == "num_blocks"}
+    properties = {name: value for name, value in changes.items() if name not in limits | sizes}
+    engine_config = config.engine_config | sizes
+    engine_config["properties"] = engine_config["properties"] | properties
+    changed = replace(config, engine_config=engine_config, scheduler=replace(config.scheduler, **limits))
+    return load_loop(changed, folder, Tokenizer(folder).decode)
 
 
 def run(loop: EngineLoop, prompts: list[Prompt], max_tokens: int) -> tuple[float, list]:

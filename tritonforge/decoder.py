@@ -21,7 +21,7 @@ from tritonforge.scheduler import Scheduler
 from tritonforge.scheduler_config import SchedulerConfig
 from tritonforge.speculation import Speculation
 from tritonforge.structured import Grammars
-from tritonforge.text import Tokenizer
+from tritonforge.text import Decode, Tokenizer
 from tritonforge.tool_calls import ToolCallFormat, detect_format, parse
 
 
@@ -61,6 +61,17 @@ def load_engine(name: str, folder: Path, config: dict[str, Any]) -> Engine:
     raise ReleaseMismatch(f"engine must be one of openvino, got {name!r}")
 
 
+def load_loop(
+    config: DecoderConfig, folder: Path, decode: Decode, *, on_death: Callable[[], None] = lambda: None
+) -> EngineLoop:
+    """The engine loop of `config`, not started yet, with the engine files of the decoder's version folder."""
+    engine = load_engine(config.engine, folder / "engine", config.engine_config)
+    speculation = Speculation(lambda: scheduler.num_running)
+    blocks = BlockManager(engine.spec.num_blocks, engine.spec.block_size)
+    scheduler = Scheduler(config.scheduler, blocks, speculation.propose)
+    return EngineLoop(engine, scheduler, decode, config.stop_token_ids, forget=speculation.forget, on_death=on_death)
+
+
 class Decoder:
     """A loaded decoder: engine, tokenizer and the running loop."""
 
@@ -68,21 +79,11 @@ class Decoder:
         """Load from `folder`, the version folder of the decoder in a release that was verified."""
         config = DecoderConfig.read(folder / "decoder.json")
         self.tokenizer = Tokenizer(folder)
-        engine = load_engine(config.engine, folder / "engine", config.engine_config)
-        self.limits = Limits(engine.spec.max_model_len, engine.spec.vocab_size)
-        self._grammars = Grammars(folder / "tokenizer.json", engine.spec.vocab_size, config.stop_token_ids)
+        self.loop = load_loop(config, folder, self.tokenizer.decode, on_death=on_death)
+        spec = self.loop.engine_spec
+        self.limits = Limits(spec.max_model_len, spec.vocab_size)
+        self._grammars = Grammars(folder / "tokenizer.json", spec.vocab_size, config.stop_token_ids)
         self._tool_call_format = detect_format(self.tokenizer.tool_template)
-        blocks = BlockManager(engine.spec.num_blocks, engine.spec.block_size)
-        speculation = Speculation(lambda: scheduler.num_running)
-        scheduler = Scheduler(config.scheduler, blocks, speculation.propose)
-        self.loop = EngineLoop(
-            engine,
-            scheduler,
-            self.tokenizer.decode,
-            config.stop_token_ids,
-            forget=speculation.forget,
-            on_death=on_death,
-        )
         self.loop.start()
 
     def submit(

@@ -15,7 +15,7 @@ from itertools import count
 from queue import Empty, SimpleQueue
 
 from tritonforge.answer import Answer
-from tritonforge.engines.base import Engine
+from tritonforge.engines.base import Engine, EngineSpec
 from tritonforge.errors import EngineFailure, Overloaded, TritonForgeError
 from tritonforge.generation import Generation, Sink
 from tritonforge.in_flight import InFlight
@@ -63,6 +63,11 @@ class EngineLoop:
         self._idle = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+
+    @property
+    def engine_spec(self) -> EngineSpec:
+        """The limits of the engine."""
+        return self._engine.spec
 
     def start(self) -> None:
         """Start the loop's thread."""
