@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No test may fail because the machine is busy.
+settings.register_profile("tritonforge", deadline=None)
+settings.load_profile("tritonforge")
 
 # A shell starts background jobs with SIGINT ignored, and what they start inherits it: no program could be interrupted.
 signal.signal(signal.SIGINT, signal.default_int_handler)
