@@ -1,16 +1,18 @@
 """Fixtures of the whole suite: the release under test, and one real tritonserver that serves it."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
-# No test may fail because the machine is busy.
-settings.register_profile("tritonforge", deadline=None)
-settings.load_profile("tritonforge")
+with contextlib.suppress(ImportError):  # the build environment has no hypothesis, and its tests need none
+    from hypothesis import settings
+
+    settings.register_profile("tritonforge", deadline=None)  # no test may fail because the machine is busy
+    settings.load_profile("tritonforge")
 
 # A shell starts background jobs with SIGINT ignored, and what they start inherits it: no program could be interrupted.
 signal.signal(signal.SIGINT, signal.default_int_handler)
