@@ -91,3 +91,22 @@ def test_each_field_is_honoured_or_refused_by_name(ask, channel, plain, field):
 def test_openais_true_for_logprobs_is_refused_and_not_taken_for_a_number(ask):
     with pytest.raises(InvalidRequest, match=r"logprobs must be an integer .* got True"):
         ask(logprobs=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("timeout", 7), ("sequence_id", 9), ("sequence_start", True), ("sequence_end", True)]
+)
+def test_a_parameter_that_tritons_grpc_endpoint_takes_for_itself_is_refused_all_the_same(ask, name, value):
+    """It reaches a model as a property of the request, not among its parameters."""
+    with pytest.raises(InvalidRequest, match=f"unknown option '{name}'"):
+        ask(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("chat", True), ("messages", MESSAGES), ("add_generation_prompt", False), ("truncate", "oldest")],
+)
+def test_the_decoder_alone_refuses_what_the_tokenizer_would_have_to_do(ask, name, value):
+    """Token ids are a prompt already: nobody would render or truncate anything."""
+    with pytest.raises(InvalidRequest, match=name):
+        ask(model="decoder", input_ids=[504, 3575, 282], **{name: value})
