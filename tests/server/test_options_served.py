@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tritonforge.client import infer_request, stream
-from tritonforge.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from tritonforge.errors import DeadlineExceeded, Overloaded
 
 pytestmark = pytest.mark.server
 
