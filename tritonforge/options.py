@@ -211,6 +211,9 @@ OPTIONS = {
     )
 }
 
+PROMPT_OPTIONS = ("chat", "messages", "add_generation_prompt", "truncate")
+"""What the tokenizer does, and nobody for a prompt of token ids."""
+
 STRUCTURES = ("json_object", "json_schema", "regex", "grammar", "choice")
 """At most one of these may be given."""
 
@@ -235,6 +238,13 @@ def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
             f"{structures[0]} and ignore_eos exclude each other: a structure says where the answer ends"
         )
     return values
+
+
+def refuse_prompt_options(options: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest when a request that comes with token ids asks for what makes a prompt of text."""
+    for name in PROMPT_OPTIONS:
+        if name in options:
+            raise InvalidRequest(f"{name} must go with text_input: a prompt of token ids is rendered and cut already")
 
 
 def given_structure(values: Mapping[str, Any]) -> tuple[str, Any] | None:

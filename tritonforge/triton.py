@@ -20,8 +20,15 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 def read_options(request: Any) -> dict[str, Any]:
-    """The request's parameters, as Triton passed them on."""
-    return json.loads(request.parameters())
+    """The request's parameters, as Triton passed them on, and those that its gRPC endpoint made properties of."""
+    flags = request.flags()
+    taken = {
+        "timeout": request.timeout(),
+        "sequence_id": request.correlation_id(),
+        "sequence_start": bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+        "sequence_end": bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+    }
+    return json.loads(request.parameters()) | {name: value for name, value in taken.items() if value}
 
 
 def read_tensor(request: Any, name: str) -> np.ndarray | None:

@@ -12,6 +12,7 @@ from tritonforge.decoder import Decoder
 from tritonforge.drain import on_drain
 from tritonforge.emitter import Emitter
 from tritonforge.errors import InvalidRequest, NotFound, TritonForgeError
+from tritonforge.options import refuse_prompt_options
 from tritonforge.release import Release
 from tritonforge.streams import CancelPoller, ResponseStream
 from tritonforge.triton import MetricsReporter, TritonSender, load_error, read_options, read_tensor
@@ -67,6 +68,8 @@ class TritonPythonModel:
         if input_ids is None:
             raise InvalidRequest("input_ids is missing; it may be left out only when cancel is the only parameter")
         truncated = read_tensor(request, "prompt_truncated_tokens")
+        if truncated is None:  # the prompt is not the tokenizer's
+            refuse_prompt_options(options)
         stream.key = self.decoder.submit(
             input_ids.reshape(-1).tolist(),
             options,
