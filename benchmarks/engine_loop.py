@@ -13,9 +13,9 @@ from pathlib import Path
 
 from benchmarks.workload import Figures, Prompt, Workload
 from tritonforge.decoder import DecoderConfig, load_loop
+from tritonforge.generate_request import GenerateRequest
 from tritonforge.loop import EngineLoop
 from tritonforge.release import Release
-from tritonforge.request import GenerateRequest
 from tritonforge.scheduler_config import SchedulerConfig
 from tritonforge.text import Tokenizer
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.engine_loop import load
+from tritonforge.generate_request import GenerateRequest
 from tritonforge.loop import EngineLoop
-from tritonforge.request import GenerateRequest
 
 WAIT_S = 600.0
 

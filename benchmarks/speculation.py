@@ -26,9 +26,9 @@ from typing import Any
 from tritonforge.blocks import BlockManager
 from tritonforge.decoder import DecoderConfig, load_engine
 from tritonforge.engines.base import Engine, SequenceStep
+from tritonforge.generate_request import GenerateRequest
 from tritonforge.loop import EngineLoop
 from tritonforge.release import Release
-from tritonforge.request import GenerateRequest
 from tritonforge.scheduler import Scheduler
 from tritonforge.speculation import PRIOR, PromptLookup, Speculation
 from tritonforge.text import Tokenizer

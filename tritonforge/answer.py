@@ -7,8 +7,9 @@ drawn, the scheduler's are those that were committed.
 from dataclasses import replace
 from hashlib import blake2b
 
+from tritonforge.generate_request import GenerateRequest, SamplingParams
 from tritonforge.logits import History, needs_history
-from tritonforge.request import FinishReason, GenerateRequest, Request, SamplingParams, TokenEvent
+from tritonforge.request import FinishReason, Request, TokenEvent
 from tritonforge.sampling import Draw, Drawn
 from tritonforge.structured import Grammar
 from tritonforge.text import Decode, TextStream

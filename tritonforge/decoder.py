@@ -13,10 +13,11 @@ from typing import Any
 from tritonforge.blocks import BlockManager
 from tritonforge.engines.base import Engine
 from tritonforge.errors import NotFound, ReleaseMismatch
+from tritonforge.generate_request import GenerateRequest, Limits
 from tritonforge.generation import Delta, Generation, Sink
 from tritonforge.loop import EngineLoop
 from tritonforge.messages import parse_tools
-from tritonforge.request import FinishReason, GenerateRequest, Limits
+from tritonforge.request import FinishReason
 from tritonforge.scheduler import Scheduler
 from tritonforge.scheduler_config import SchedulerConfig
 from tritonforge.speculation import Speculation

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from tritonforge.answer import Answer
 from tritonforge.errors import TritonForgeError
-from tritonforge.request import FinishReason, GenerateRequest
+from tritonforge.generate_request import GenerateRequest
+from tritonforge.request import FinishReason
 from tritonforge.sampling import Drawn
 from tritonforge.timeline import Timeline
 from tritonforge.tool_calls import ToolCall

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tritonforge.request import SamplingParams
+from tritonforge.generate_request import SamplingParams
 
 MASK_BYTES = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf)
 MASK_BYTES = MASK_BYTES.astype(np.float32)

@@ -17,9 +17,10 @@ from queue import Empty, SimpleQueue
 from tritonforge.answer import Answer
 from tritonforge.engines.base import Engine, EngineSpec
 from tritonforge.errors import EngineFailure, Overloaded, TritonForgeError
+from tritonforge.generate_request import GenerateRequest
 from tritonforge.generation import Generation, Sink
 from tritonforge.in_flight import InFlight
-from tritonforge.request import GenerateRequest, Request, StepPlan
+from tritonforge.request import Request, StepPlan
 from tritonforge.sampler import Outcome, draw_step, sequence_steps
 from tritonforge.sampling import Drawn
 from tritonforge.scheduler import Scheduler

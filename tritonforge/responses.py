@@ -22,8 +22,8 @@ from tritonforge.contract import (
     TOP_IDS,
     TOP_LOGPROBS,
 )
+from tritonforge.generate_request import GenerateRequest
 from tritonforge.generation import Delta, PromptEcho
-from tritonforge.request import GenerateRequest
 from tritonforge.sampling import Drawn
 from tritonforge.tool_calls import ToolCall
 

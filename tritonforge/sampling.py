@@ -11,8 +11,8 @@ from math import exp, log
 
 import numpy as np
 
+from tritonforge.generate_request import SamplingParams
 from tritonforge.logits import History, apply_mask, needs_history
-from tritonforge.request import SamplingParams
 from tritonforge.selection import block_sums, draw_nucleus, top_k
 
 SPARSE = 16

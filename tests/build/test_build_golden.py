@@ -24,9 +24,10 @@ from tritonforge.answer import sample_params
 from tritonforge.blocks import BlockManager
 from tritonforge.engines.base import SequenceStep
 from tritonforge.engines.openvino import BLOCK_SIZE, OpenVINOEngine
+from tritonforge.generate_request import GenerateRequest, SamplingParams
 from tritonforge.loop import EngineLoop
 from tritonforge.planner import Propose
-from tritonforge.request import FinishReason, GenerateRequest, Request, SamplingParams
+from tritonforge.request import FinishReason, Request
 from tritonforge.sampling import Drawn
 from tritonforge.scheduler import Scheduler
 from tritonforge.scheduler_config import SchedulerConfig

@@ -16,8 +16,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from tritonforge.generate_request import SamplingParams
 from tritonforge.logits import History
-from tritonforge.request import SamplingParams
 from tritonforge.sampling import Draw, sample
 
 VOCAB = 24

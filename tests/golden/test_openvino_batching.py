@@ -12,8 +12,8 @@ import pytest
 
 from tritonforge.blocks import BlockManager
 from tritonforge.decoder import DecoderConfig, load_engine
+from tritonforge.generate_request import GenerateRequest
 from tritonforge.loop import EngineLoop
-from tritonforge.request import GenerateRequest
 from tritonforge.scheduler import Scheduler, SchedulerConfig
 
 WAIT_S = 300.0

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tritonforge.errors import InvalidRequest
+from tritonforge.generate_request import GenerateRequest, Limits
 from tritonforge.options import OPTIONS, STRUCTURES, parse_options
 from tritonforge.prompt import build_prompt
-from tritonforge.request import GenerateRequest, Limits
 from tritonforge.structured import Grammars
 
 LIMITS = Limits(max_model_len=64, vocab_size=100)

@@ -12,8 +12,8 @@ from math import exp
 import numpy as np
 import pytest
 
+from tritonforge.generate_request import SamplingParams
 from tritonforge.logits import History, needs_history
-from tritonforge.request import SamplingParams
 from tritonforge.sampling import Draw, sample
 
 DRAWS = 20_000

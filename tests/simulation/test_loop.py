@@ -11,8 +11,9 @@ from tritonforge.blocks import BlockManager
 from tritonforge.engines.base import EngineSpec, SequenceStep
 from tritonforge.engines.simulated import SimulatedEngine
 from tritonforge.errors import EngineFailure, InvalidRequest, Overloaded
+from tritonforge.generate_request import GenerateRequest, SamplingParams
 from tritonforge.loop import EngineLoop
-from tritonforge.request import FinishReason, GenerateRequest, SamplingParams
+from tritonforge.request import FinishReason
 from tritonforge.scheduler import Scheduler, SchedulerConfig
 
 WAIT_S = 20.0

@@ -10,8 +10,9 @@ from tritonforge.blocks import BlockManager
 from tritonforge.engines.base import EngineSpec
 from tritonforge.engines.simulated import SimulatedEngine, logits_of
 from tritonforge.errors import DeadlineExceeded, Overloaded
+from tritonforge.generate_request import GenerateRequest, SamplingParams
 from tritonforge.loop import PROMPT_LOGPROBS_CHUNK, EngineLoop
-from tritonforge.request import FinishReason, GenerateRequest, SamplingParams
+from tritonforge.request import FinishReason
 from tritonforge.scheduler import Scheduler
 from tritonforge.scheduler_config import SchedulerConfig
 from tritonforge.speculation import Speculation, StepCost

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tritonforge.generate_request import SamplingParams
 from tritonforge.logits import History, apply_mask, needs_history
-from tritonforge.request import SamplingParams
 from tritonforge.sampling import Draw, Drawn, sample, token_logprobs
 from tritonforge.selection import BLOCK, block_sums, draw_nucleus, inverse_cdf, top_k, uniform
 

@@ -6,8 +6,9 @@ import pytest
 
 from tritonforge.contract import STATISTICS
 from tritonforge.emitter import Emitter
+from tritonforge.generate_request import GenerateRequest
 from tritonforge.generation import Delta
-from tritonforge.request import FinishReason, GenerateRequest
+from tritonforge.request import FinishReason
 from tritonforge.sampling import Drawn
 from tritonforge.streams import ResponseStream
 
