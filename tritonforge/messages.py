@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tritonforge.errors import InvalidRequest
-from tritonforge.options import parse_json
+from tritonforge.option_values import parse_json
 
 KEYS = {
     "system": ("role", "content"),
