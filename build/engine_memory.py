@@ -59,13 +59,15 @@ def probe(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
 def steps(engine: Engine, max_num_seqs: int, max_num_batched_tokens: int) -> list[list[SequenceStep]]:
     """Decode steps of 1 to max_num_seqs sequences, prefill chunks of one, and the largest step at the longest context.
 
-    Sequences share blocks: what they hold does not matter here.
+    Sequences share blocks, whose content does not matter here. Their tokens are spread over the vocabulary, so that the
+    embedding is read as requests read it.
     """
     spec = engine.spec
 
     def sequence(num_tokens: int, past: int) -> SequenceStep:
         blocks = range(-(-(past + num_tokens) // spec.block_size))
-        return SequenceStep([0] * num_tokens, past, [block % spec.num_blocks for block in blocks])
+        token_ids = [index * spec.vocab_size // num_tokens for index in range(num_tokens)]
+        return SequenceStep(token_ids, past, [block % spec.num_blocks for block in blocks])
 
     longest = spec.max_model_len - 1
     decodes = [[sequence(1, longest)] * count for count in sizes(max_num_seqs)]
