@@ -8,7 +8,8 @@ demo: environment environment-build
 	.venv/bin/python scripts/demo.py
 
 test: release lint
-	.venv/bin/python -m pytest tests --ignore=tests/build
+	.venv/bin/python -m pytest tests/unit tests/property tests/simulation tests/repository
+	.venv/bin/python -m pytest tests/golden tests/server tests/slo
 	.venv-build/bin/python -m pytest tests/build
 
 bench: environment environment-build
