@@ -40,7 +40,7 @@ def draw_nucleus(weights: np.ndarray, floor: float, p: float, seed: int, index: 
             return position
         floor = float(weights[position])
         sums = block_sums(weights, floor).cumsum(dtype=np.float64)
-        if sums[-1] < wanted:
+        if sums[-1] < wanted or not sums[-1]:  # nothing is left above it: also where weights underflow
             return position
 
 
