@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tritonforge.errors import InvalidRequest
-from tritonforge.options import DEFAULT_PRIORITY, OPTIONS, given_structure, parse_options
+from tritonforge.options import DEFAULT_PRIORITY, OPTIONS, given_structure, parse_options, shown
 
 Encode = Callable[[str], list[int]]
 """Token ids of a text, without special tokens around it."""
@@ -148,4 +148,4 @@ def check_prompt(prompt_ids: Sequence[int], limits: Limits) -> None:
         )
     for token_id in (min(prompt_ids), max(prompt_ids)):
         if not 0 <= token_id < limits.vocab_size:
-            raise InvalidRequest(f"input_ids must be in [0, {limits.vocab_size - 1}], got {token_id}")
+            raise InvalidRequest(f"input_ids must be in [0, {limits.vocab_size - 1}], got {shown(token_id)}")

@@ -72,7 +72,7 @@ def biases(most: int, largest: float) -> Read:
         pairs = parse_json(value)
         _require(isinstance(pairs, dict) and 1 <= len(pairs) <= most)
         _require(all(type(bias) in (int, float) and -largest <= bias <= largest for bias in pairs.values()))
-        _require(all(token_id.isdecimal() and _is_token_id(int(token_id)) for token_id in pairs))
+        _require(all(token_id == str(int(token_id)) and _is_token_id(int(token_id)) for token_id in pairs))
         return tuple((int(token_id), float(bias)) for token_id, bias in pairs.items())
 
     return read

@@ -6,6 +6,7 @@ none is ignored, none is clamped.
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -148,7 +149,7 @@ def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in options:
         if name not in OPTIONS:
-            raise InvalidRequest(f"unknown option {name!r}; known options: {', '.join(sorted(OPTIONS))}")
+            raise InvalidRequest(f"unknown option {shown(name)}; known options: {', '.join(sorted(OPTIONS))}")
     values = {name: option.default for name, option in OPTIONS.items()} | {"max_tokens": None}
     for name, value in options.items():
         values[name] = _checked(OPTIONS[name], value)
@@ -178,18 +179,18 @@ def given_structure(values: Mapping[str, Any]) -> tuple[str, Any] | None:
 def _checked(option: Option, value: Any) -> Any:
     typed = _typed(option.kind, value)
     if typed is None:
-        raise InvalidRequest(f"{option.name} {option.rule}, got {_shown(value)}")
+        raise InvalidRequest(f"{option.name} {option.rule}, got {shown(value)}")
     try:
         return option.read(typed)
     except ValueError as error:
         why = f": {error}" if str(error) else ""
-        raise InvalidRequest(f"{option.name} {option.rule}, got {_shown(value)}{why}") from None
+        raise InvalidRequest(f"{option.name} {option.rule}, got {shown(value)}{why}") from None
 
 
 def _typed(kind: type, value: Any) -> Any:
     """`value` as `kind`, or None: a whole number is a float too, true is no number, "1" is no number, text is UTF-8."""
     if kind is float and type(value) is int:
-        return float(value)
+        return float(value) if abs(value) <= sys.float_info.max else None
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         return None
     return None if kind is str and not _is_utf8(value) else value
@@ -203,6 +204,10 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
+def shown(value: Any) -> str:
+    """`value` for an error's text, in 80 characters at most."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of over 4300 digits; a list nested too deeply
+        return f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -29,7 +29,7 @@ FUZZ = settings(deadline=None, max_examples=300)
 TEXT = st.text(st.characters(exclude_categories=()), max_size=40)
 """All code points: control characters and lone surrogates among them."""
 LONG_TEXT = st.builds(lambda text, times: text * times, TEXT, st.integers(1, 400))
-INTEGERS = st.integers() | st.sampled_from((2**31, 2**63, -(2**63) - 1, 2**64 - 1))
+INTEGERS = st.integers() | st.sampled_from((2**31, 2**63, -(2**63) - 1, 10**400, 10**5000))
 FLOATS = st.floats() | st.sampled_from((math.nan, math.inf, -math.inf, -0.0, 5e-324))
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXT
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4))
@@ -99,7 +99,7 @@ def options(draw: st.DrawFn, max_size: int = 6) -> dict:
     """Options by name: known ones, mostly with likely values, and now and then an unknown one."""
     names = draw(st.lists(st.sampled_from(sorted(OPTIONS)), unique=True, max_size=max_size))
     if draw(st.integers(0, 9)) == 0:
-        names.append(draw(TEXT))
+        names.append(draw(LONG_TEXT))
     return {name: draw(value_of(name)) for name in names}
 
 
@@ -126,6 +126,11 @@ def encode(text: str) -> list[int]:
 @FUZZ
 @given(PROMPTS, options())
 @example([1], {"\ud800": 1})
+@example([1], {"x" * 5000: 1})
+@example([1], {"temperature": 10**400})
+@example([1], {"max_tokens": 10**5000})
+@example([10**5000], {})
+@example([1], {"logit_bias": '{"01": 1, "1": 2}'})
 @example([1], {"logit_bias": '{"1": NaN}'})
 @example([1], {"logit_bias": '{"1": 1e999}'})
 @example([1], {"stop_token_ids": "[" + "9" * 5000 + "]"})
@@ -146,6 +151,7 @@ def check_request(asked: GenerateRequest, prompt_ids: list[int], given_options: 
     assert all(type(number) is float and math.isfinite(number) for number in numbers)
     assert all(0 <= token_id < 100 for token_id in asked.stop_token_ids)
     assert all(0 <= token_id < 100 and -100 <= bias <= 100 for token_id, bias in asked.sampling.logit_bias)
+    assert len(dict(asked.sampling.logit_bias)) == len(asked.sampling.logit_bias), "one of two biases would be ignored"
     assert all(word for word in asked.sampling.bad_words) and all(asked.stop)
     given_structures = [name for name in STRUCTURES if given_options.get(name) not in (None, False)]
     assert given_structures == ([] if asked.structure is None else [asked.structure[0]])
