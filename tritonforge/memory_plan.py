@@ -73,7 +73,7 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """The most that the process takes: while it serves, or while it loads."""
+        """The peak of the process, while it serves or while it loads; measured within 10%."""
         return max(self.fixed_bytes + self.kv_bytes, self.base_bytes + self.load_peak_bytes)
 
     @property
@@ -150,7 +150,7 @@ def report(plan: MemoryPlan, contexts: Collection[int] = CONTEXTS) -> str:
         ("steps", plan.step_bytes),
         ("sampling", plan.sampling_bytes),
         ("KV cache", plan.kv_bytes),
-        ("the process, at most", plan.total_bytes),
+        ("the process under load", plan.total_bytes),
     )
     lines = [f"{name:<30}{size / MIB:>9.1f} MiB" for name, size in rows]
     lines.append(
