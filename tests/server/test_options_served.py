@@ -99,7 +99,7 @@ def test_a_tenant_that_holds_no_seat_goes_before_one_that_holds_all(ask, occupie
     with occupied("flood") as seats, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ask, tenant="flood", max_tokens=1)
         seats.await_waiting(1)
-        assert ask(tenant="other", max_tokens=1).finish_reason == "length"
+        assert ask(tenant="other", max_tokens=1, queue_timeout_ms=20000).finish_reason == "length"
         assert not waiting.done(), "the flooding tenant's next request went first"
         seats.close()
         assert waiting.result(TIMEOUT_S).finish_reason == "length"
