@@ -20,7 +20,7 @@ MAX_DRAFT = 16
 MEMORY = 0.95
 """What an observation still weighs after one more of its kind: about the last 20 count."""
 
-PRIOR_WEIGHT = 8.0
+PRIOR_WEIGHT = 4.0
 """Observations that the prior is worth, for ever: a request that failed at first is believed again."""
 
 PRIOR = (0.2, 0.5, 0.6, 0.7, 0.7, 0.75, 0.8, 0.85, 0.9, 0.9, 0.92, 0.95)
@@ -30,8 +30,8 @@ benchmarks/speculation.py. Edits and free chat differ in how long their matches 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Duration of a decode step of n sequences with d draft tokens, in any unit: fixed + per_sequence * n, and when
-    there are drafts also per_draft_step + per_draft_token * d.
+    """Duration of a decode step in any unit: fixed + per_sequence * n for n sequences, and for each that has a draft
+    of d tokens also per_draft + per_draft_token * d.
 
     The defaults are for OpenVINO with SmolLM2-135M, int8 and bf16, on two cores, on the careful side of what
     benchmarks/speculation.py --cost measures there; the unit is the step of one sequence. They are not learned from
@@ -39,8 +39,8 @@ class StepCost:
     """
 
     fixed: float = 0.9
-    per_sequence: float = 0.06
-    per_draft_step: float = 0.15
+    per_sequence: float = 0.1
+    per_draft: float = 0.1
     per_draft_token: float = 0.05
 
     def __post_init__(self) -> None:
@@ -117,13 +117,12 @@ class PromptLookup:
     def paying_length(self, most: int, cost: StepCost, num_running: int) -> int:
         """The draft length, at most `most`, with the greatest expected gain; 0 where none gains.
 
-        A draft token is worth the chance that it and all before it come true, in tokens of a plain step. It costs its
-        row of the step, and the draft its share of what a step with drafts costs.
+        A draft token is worth the chance that it and all before it come true, times what a token costs otherwise.
         """
         if self._guess is None:
             return 0
         value = cost.per_token(num_running)
-        gain, chance = -cost.per_draft_step / num_running, 1.0
+        gain, chance = -cost.per_draft, 1.0
         for length in range(most):
             chance *= self.acceptance.rate(self.match + length)
             if chance * value <= cost.per_draft_token:
