@@ -82,7 +82,7 @@ def test_the_more_urgent_priority_class_starts_first(ask, occupied, channel):
     """The urgent request arrives last, gets the one seat that becomes free, and keeps it."""
     held = {"max_tokens": 1000, "ignore_eos": True, "stream": True}
     urgent = stream(channel, infer_request("llm", text="Hi", priority_class=0, **held), TIMEOUT_S)
-    with occupied() as seats, ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool, occupied() as seats:
         patient = pool.submit(ask, priority_class=9, max_tokens=1)
         seats.await_waiting(1)
         first = pool.submit(next, urgent)
@@ -96,7 +96,7 @@ def test_the_more_urgent_priority_class_starts_first(ask, occupied, channel):
 
 
 def test_a_tenant_that_holds_no_seat_goes_before_one_that_holds_all(ask, occupied):
-    with occupied("flood") as seats, ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, occupied("flood") as seats:
         waiting = pool.submit(ask, tenant="flood", max_tokens=1)
         seats.await_waiting(1)
         assert ask(tenant="other", max_tokens=1, queue_timeout_ms=20000).finish_reason == "length"
@@ -108,7 +108,7 @@ def test_a_tenant_that_holds_no_seat_goes_before_one_that_holds_all(ask, occupie
 def test_queue_timeout_ms_ends_a_wait_and_says_when_to_come_back(ask, occupied):
     with occupied():
         with pytest.raises(Overloaded) as refused:
-            ask(queue_timeout_ms=300)
+            ask(queue_timeout_ms=300, timeout_ms=20000)
         for words in ("not started within queue_timeout_ms 300", "waited", "retry in about"):
             assert words in str(refused.value)
     assert ask(queue_timeout_ms=60000).finish_reason == "length"
