@@ -56,7 +56,7 @@ OPTIONS: dict[str, Callable[[random.Random], Any]] = {
     "logprobs": lambda rng: rng.choice((0, 1, 5)),
     "echo": lambda rng: rng.random() < 0.5,
     "json_object": lambda rng: rng.random() < 0.5,
-    "priority": lambda rng: rng.randint(0, 9),
+    "priority_class": lambda rng: rng.randint(0, 9),
     "tenant": lambda rng: rng.choice("abc"),
     "speculate": lambda rng: rng.random() < 0.5,
 }
