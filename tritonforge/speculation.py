@@ -14,8 +14,16 @@ NGRAM_SIZES = (8, 4, 2, 1)
 """Lengths of the n-grams that are looked up, longest first. Replaying the benchmark's edits, these were 1% faster than
 4 to 1, and 0.5% slower than 8 to 1, whose index is twice as large."""
 
-MAX_DRAFT = 16
-"""Most tokens of a draft; 10 were 3% slower on the benchmark's edits."""
+DRAFT_LENGTH = 8
+"""Tokens of a draft, always: an engine may need long to get ready for another number of rows, so the number stays while
+a request drafts. On the benchmark's sets 6 to 10 are about equal."""
+
+MEAN_STEPS = 5
+"""Steps over which a request's expected gain is averaged before it stops to draft."""
+
+STOP_MARGIN = 1.5
+"""A request drafts on while it expects to gain so many times the cost: expectations are a bit too high, because guesses
+that follow each other fail together."""
 
 MEMORY = 0.95
 """What an observation still weighs after one more of its kind: about the last 20 count."""
@@ -31,17 +39,18 @@ benchmarks/speculation.py. Edits and free chat differ in how long their matches 
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Duration of a decode step in any unit: fixed + per_sequence * n for n sequences, and for each that has a draft
-    of d tokens also per_draft + per_draft_token * d.
+    of d tokens also per_draft + per_draft_token * d; and per_change when its number of rows is not that of the last.
 
-    The defaults are for OpenVINO with SmolLM2-135M, int8 and bf16, on two cores, on the careful side of what
-    benchmarks/speculation.py --cost measures there; the unit is the step of one sequence. They are not learned from
+    The defaults are for OpenVINO with SmolLM2-135M in int8 on two cores, as benchmarks/speculation.py --cost measures
+    them; the unit is the step of one sequence. A bf16 release gains more than they say. They are not learned from
     durations at run time: so the same load makes the same steps again, and the same logits to the last bit.
     """
 
     fixed: float = 0.9
     per_sequence: float = 0.1
     per_draft: float = 0.1
-    per_draft_token: float = 0.05
+    per_draft_token: float = 0.04
+    per_change: float = 0.55
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -52,6 +61,10 @@ class StepCost:
     def per_token(self, num_running: int) -> float:
         """Cost of one token of a plain step of `num_running` sequences: what an accepted draft token saves."""
         return self.fixed / num_running + self.per_sequence
+
+    def of_draft(self, length: int) -> float:
+        """What a draft of `length` tokens adds to a step."""
+        return self.per_draft + self.per_draft_token * length
 
 
 class Acceptance:
@@ -114,21 +127,13 @@ class PromptLookup:
         period = len(self._tokens) - self._guess
         return [self._tokens[self._guess + index % period] for index in range(most)]
 
-    def paying_length(self, most: int, cost: StepCost, num_running: int) -> int:
-        """The draft length, at most `most`, with the greatest expected gain; 0 where none gains.
-
-        A draft token is worth the chance that it and all before it come true, times what a token costs otherwise.
-        """
-        if self._guess is None:
-            return 0
-        value = cost.per_token(num_running)
-        gain, chance = -cost.per_draft, 1.0
-        for length in range(most):
-            chance *= self.acceptance.rate(self.match + length)
-            if chance * value <= cost.per_draft_token:
-                return length if gain > 0.0 else 0
-            gain += chance * value - cost.per_draft_token
-        return most if gain > 0.0 else 0
+    def expected(self, length: int) -> float:
+        """How many tokens of a draft of `length` are expected to be accepted; 0 without a match."""
+        accepted, chance = 0.0, 1.0
+        for index in range(length if self.match else 0):
+            chance *= self.acceptance.rate(self.match + index)
+            accepted += chance
+        return accepted
 
     def _push(self, token_id: int) -> None:
         """Add a token. Only now the n-grams before it are indexed: each one found is followed by a token."""
@@ -151,37 +156,57 @@ class PromptLookup:
                 return
 
 
-class Speculation:
-    """The lookups of an engine loop's requests, and the rule for when a draft pays.
+class Drafting:
+    """Whether one request drafts. It begins when the next step alone would pay for beginning and ending it; it ends
+    when the mean over some steps does not pay for the drafts."""
 
-    A request's lookup is made when the first draft is asked for; `forget` drops it when the request has ended.
+    def __init__(self, cost: StepCost) -> None:
+        self.on = False
+        self._mean = 0.0
+        self._begin = cost.of_draft(DRAFT_LENGTH) + 2 * cost.per_change
+        self._end = STOP_MARGIN * cost.of_draft(DRAFT_LENGTH)
+
+    def update(self, gain: float) -> bool:
+        """Take the expected gain of a draft in the next step, in the unit of the cost; return whether to make it."""
+        if self.on:
+            self._mean += (gain - self._mean) / MEAN_STEPS
+            self.on = self._mean >= self._end
+        elif gain >= self._begin:
+            self.on, self._mean = True, gain
+        return self.on
+
+
+class Speculation:
+    """The lookups of an engine loop's requests, and the rule for when drafts pay.
+
+    The more sequences share a step, the less an accepted token saves: in a larger batch all requests stop to draft.
+    What is kept of a request is made when its first draft is asked for; `forget` drops it when the request has ended.
     """
 
     def __init__(self, num_running: Callable[[], int], cost: StepCost | None = None) -> None:
-        """`num_running` tells how many sequences share the next step: the more, the less an accepted token saves."""
+        """`num_running` tells how many sequences share the next step."""
         self._num_running = num_running
         self._cost = StepCost() if cost is None else cost
-        self._lookups: dict[int, PromptLookup] = {}
+        self._followed: dict[int, tuple[PromptLookup, Drafting]] = {}
 
     def __len__(self) -> int:
-        return len(self._lookups)
+        return len(self._followed)
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
-        """A draft of at most `most` tokens of what `request` says next; none where it is not expected to pay.
+        """A draft of what `request` says next: DRAFT_LENGTH tokens, or none where drafts do not pay or `most` is less.
 
-        It ends with the first of the request's stop tokens: nothing follows that.
+        A request that drafts and finds no match in between repeats its last token, to keep the number of rows.
         """
-        lookup = self._lookups.get(request.key)
-        if lookup is None:
-            lookup = self._lookups[request.key] = PromptLookup(request.prompt_ids)
+        if request.key not in self._followed:
+            self._followed[request.key] = PromptLookup(request.prompt_ids), Drafting(self._cost)
+        lookup, drafting = self._followed[request.key]
         for token_id in request.output_ids[len(lookup) - len(request.prompt_ids) :]:
             lookup.append(token_id)
-        draft = lookup.propose(lookup.paying_length(min(most, MAX_DRAFT), self._cost, max(1, self._num_running())))
-        for index, token_id in enumerate(draft):
-            if token_id in request.stop_token_ids:
-                return draft[: index + 1]
-        return draft
+        value = self._cost.per_token(max(1, self._num_running()))
+        if not drafting.update(lookup.expected(DRAFT_LENGTH) * value) or most < DRAFT_LENGTH:
+            return ()
+        return lookup.propose(DRAFT_LENGTH) or [request.tokens(len(lookup) - 1, len(lookup))[0]] * DRAFT_LENGTH
 
     def forget(self, key: int) -> None:
         """Drop what is kept for the request `key`, if anything."""
-        self._lookups.pop(key, None)
+        self._followed.pop(key, None)

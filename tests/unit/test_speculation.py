@@ -1,5 +1,6 @@
 """Prompt lookup: drafts that continue what was there before, only where they are expected to pay."""
 
+import math
 import random
 
 import pytest
@@ -8,10 +9,19 @@ from hypothesis import strategies as st
 
 from tritonforge.errors import InvalidRequest
 from tritonforge.request import Request
-from tritonforge.speculation import MAX_DRAFT, NGRAM_SIZES, PRIOR, Acceptance, PromptLookup, Speculation, StepCost
+from tritonforge.speculation import (
+    DRAFT_LENGTH,
+    NGRAM_SIZES,
+    PRIOR,
+    Acceptance,
+    Drafting,
+    PromptLookup,
+    Speculation,
+    StepCost,
+)
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=60)
-FREE = StepCost(per_draft=0.0, per_draft_token=0.0)
+FREE = StepCost(per_draft=0.0, per_draft_token=0.0, per_change=0.0)
 
 
 def search(tokens):
@@ -65,44 +75,64 @@ def test_a_draft_past_the_end_repeats_its_own_start():
     assert PromptLookup([9, 1, 2, 1, 2]).propose(5) == [1, 2, 1, 2, 1]
 
 
-@given(texts, st.integers(0, 20), st.integers(1, 40))
-def test_the_paying_length_has_the_greatest_expected_gain(tokens, most, num_running):
-    lookup, cost = PromptLookup(tokens), StepCost()
-    gains = [0.0]
-    chance = 1.0
-    gain = -cost.per_draft
-    for index in range(most if lookup.match else 0):
-        chance *= lookup.acceptance.rate(lookup.match + index)
-        gain += chance * cost.per_token(num_running) - cost.per_draft_token
-        gains.append(gain)
-    assert gains[lookup.paying_length(most, cost, num_running)] == pytest.approx(max(gains))
+@given(texts, st.integers(1, 12))
+def test_the_expected_number_is_the_sum_of_the_chances_that_each_token_and_all_before_it_come_true(tokens, length):
+    lookup = PromptLookup(tokens)
+    rates = [lookup.acceptance.rate(lookup.match + index) for index in range(length if lookup.match else 0)]
+    chances = [math.prod(rates[: count + 1]) for count in range(len(rates))]
+    assert lookup.expected(length) == pytest.approx(sum(chances))
 
 
-def test_more_running_sequences_make_shorter_drafts_until_there_are_none():
-    lookup = PromptLookup([*range(30), *range(6)])
-    lengths = [lookup.paying_length(MAX_DRAFT, StepCost(), running) for running in (1, 4, 8, 64)]
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] > lengths[2] > lengths[3] == 0
+def follow(speculation, request, tokens):
+    """Whether a draft was proposed before each of `tokens`."""
+    drafted = []
+    for token_id in tokens:
+        drafted.append(bool(speculation.propose(request, DRAFT_LENGTH)))
+        request.output_ids.append(token_id)
+    return drafted
 
 
 def test_drafts_stop_on_random_text_and_come_back_when_it_begins_to_repeat():
     rng = random.Random(4)
-    lookup = PromptLookup([])
     vocabulary = 60  # small: nearly each token was there before, and its successor tells nothing
-    for _ in range(1500):
-        lookup.append(rng.randrange(vocabulary))
-    asked = paid = 0
-    for _ in range(300):
-        lookup.append(rng.randrange(vocabulary))
-        asked += lookup.match > 0
-        paid += lookup.paying_length(MAX_DRAFT, StepCost(), 1) > 0
-    assert asked > 250
-    assert paid < 0.1 * asked
+    speculation, request = Speculation(lambda: 1), Request(0, [1], 10_000)
+    assert sum(follow(speculation, request, [rng.randrange(vocabulary) for _ in range(1000)])) < 20
     sentence = [rng.randrange(vocabulary) for _ in range(40)]
-    for token_id in sentence + sentence[:10]:
-        lookup.append(token_id)
-    assert lookup.paying_length(MAX_DRAFT, StepCost(), 1) > 5
-    assert lookup.propose(8) == sentence[10:18]
+    follow(speculation, request, sentence)
+    again = follow(speculation, request, sentence)
+    assert all(again[8:])
+    assert list(speculation.propose(request, DRAFT_LENGTH))
+    assert sum(follow(speculation, request, [rng.randrange(vocabulary) for _ in range(200)])) < 40
+
+
+def test_a_large_batch_does_not_draft_what_a_lone_request_would():
+    tokens = [*range(40), *range(30)]
+    drafted = [bool(Speculation(lambda n=n: n).propose(Request(0, tokens, 100), 8)) for n in (1, 2, 4, 8, 16, 64)]
+    assert drafted[0]
+    assert not drafted[-1]
+    assert drafted == sorted(drafted, reverse=True)
+
+
+def test_a_request_that_drafts_stops_when_the_batch_grows():
+    running = [1]
+    cost = StepCost(per_sequence=0.0)
+    speculation, request = Speculation(lambda: running[0], cost), Request(0, [*range(40), *range(10)], 100)
+    assert all(follow(speculation, request, range(10, 20)))
+    running[0] = 32
+    assert not any(follow(speculation, request, range(20, 38))[14:])
+
+
+@given(st.lists(st.floats(0.0, 10.0), max_size=50))
+def test_drafting_begins_only_for_what_pays_the_change_and_ends_only_below_the_cost(gains):
+    cost = StepCost()
+    drafting = Drafting(cost)
+    for gain in gains:
+        before = drafting.on
+        after = drafting.update(gain)
+        if not before:
+            assert after == (gain >= cost.of_draft(DRAFT_LENGTH) + 2 * cost.per_change)
+        if before and not after:
+            assert gain < 1.5 * cost.of_draft(DRAFT_LENGTH)
 
 
 def test_long_matches_that_fail_again_and_again_are_believed_less_and_recover():
@@ -136,33 +166,28 @@ def test_a_request_is_followed_whatever_number_of_tokens_it_gains_between_drafts
         request.output_ids += [token_id for _, token_id in zip(range(gain), rest, strict=False)]
         tokens = prompt + request.output_ids
         guess = search(tokens)
-        draft = list(speculation.propose(request, 5))
-        assert len(draft) == (0 if guess is None else 5)
-        assert draft[:1] == ([] if guess is None else [tokens[guess]])
+        [first, *_] = speculation.propose(request, DRAFT_LENGTH)
+        assert first == (tokens[-1] if guess is None else tokens[guess])
 
 
 @given(texts, st.integers(0, 100), st.integers(1, 50))
-def test_a_draft_is_never_longer_than_asked_for_or_than_the_limit(prompt, most, num_running):
+def test_a_draft_has_always_the_same_length_or_is_none(prompt, most, num_running):
     draft = Speculation(lambda: num_running).propose(Request(0, prompt, 1000), most)
-    assert len(draft) <= min(most, MAX_DRAFT)
-
-
-def test_a_draft_ends_with_a_stop_token():
-    request = Request(0, [1, 2, 3, 4, 5, 6, 7, 8, 50, 9, 1, 2, 3, 4, 5, 6], 100, frozenset({50}))
-    assert Speculation(lambda: 1).propose(request, 10) == [7, 8, 50]
+    assert len(draft) in (0, DRAFT_LENGTH)
+    assert len(draft) <= most
 
 
 def test_requests_do_not_learn_from_each_other_and_are_forgotten_when_they_end():
     speculation = Speculation(lambda: 1, FREE)
     repeating, other = Request(1, [1, 2, 3, 1, 2], 100), Request(2, [1, 2], 100)
-    assert speculation.propose(repeating, 2) == [3, 1]
-    assert speculation.propose(other, 2) == []
+    assert speculation.propose(repeating, 8) == [3, 1, 2, 3, 1, 2, 3, 1]
+    assert speculation.propose(other, 8) == [2] * 8
     assert len(speculation) == 2
     speculation.forget(1)
     speculation.forget(1)
     speculation.forget(99)
     assert len(speculation) == 1
-    assert speculation.propose(Request(1, [4, 5], 100), 2) == []
+    assert speculation.propose(Request(1, [4, 5], 100), 8) == [5] * 8
 
 
 def test_the_work_of_a_token_does_not_grow_with_the_text():
