@@ -11,7 +11,10 @@ import pytest
 with contextlib.suppress(ImportError):  # the build environment has no hypothesis, and its tests need none
     from hypothesis import settings
 
-    settings.register_profile("tritonforge", deadline=None)  # no test may fail because the machine is busy
+    # No test may fail because the machine is busy, and the same commit always sees the same examples. To search on:
+    # pytest --hypothesis-profile=search
+    settings.register_profile("tritonforge", deadline=None, derandomize=True)
+    settings.register_profile("search", deadline=None)
     settings.load_profile("tritonforge")
 
 # A shell starts background jobs with SIGINT ignored, and what they start inherits it: no program could be interrupted.

@@ -22,6 +22,11 @@ MAX_LENGTH = 65_536
 WHITESPACE = r" |\n[ \t]{0,20}"
 """Between the tokens of JSON: one space, or a line break with its indentation. Unbounded, a model may never stop it."""
 
+WITHOUT_FORCING = '\n%llguidance {"no_forcing": true}\n'
+"""The end of every grammar of a user. Bytes that must follow are otherwise written at once, without any limit: after
+`/b+/ /b+/`, where the first terminal takes every b and the second none, that is for ever.
+"""
+
 _IGNORED_ATTRIBUTE = re.compile(r"^\s*[?!]?\w+\s*\[[^\]\n]*\b(temperature)\b", re.MULTILINE)
 
 
@@ -57,7 +62,7 @@ def _grammar(text: str) -> str:
         raise ValueError(f"the attribute {attribute[1]} of a rule is not supported")
     if "%json" in text and ("multipleOf" in text or "x-guidance" in text or "\\u" in text):
         raise ValueError("a JSON schema inside a grammar must hold no multipleOf, x-guidance or \\u: use json_schema")
-    return text
+    return text + WITHOUT_FORCING
 
 
 _SOURCES = {

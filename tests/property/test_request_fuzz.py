@@ -19,6 +19,7 @@ from tritonforge.generate_request import GenerateRequest, Limits
 from tritonforge.options import OPTIONS, STRUCTURES, parse_options
 from tritonforge.prompt import build_prompt
 from tritonforge.structured import Grammars
+from tritonforge.vocabulary import allowed_ids
 
 LIMITS = Limits(max_model_len=64, vocab_size=100)
 MESSAGE_BOUND = 1000
@@ -300,4 +301,11 @@ def test_a_structure_compiles_to_a_mask_or_is_refused_by_its_name(grammars, data
         return
     grammar = accepted(grammars.compile, kind, values[kind], names=[kind])
     if grammar is not None:
-        assert grammar.start().mask().any()
+        state = grammar.start()
+        assert state.mask().any()
+        for _ in range(data.draw(st.integers(0, 8))):
+            if state.finished:
+                break
+            accepted(state.accept, data.draw(st.sampled_from([int(i) for i in allowed_ids(state.mask()) if i > 1])))
+            if accepted(state.mask, names=["grammar"]) is None:
+                break

@@ -430,6 +430,10 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "terminal of itself": ("grammar", 'start: A\nA: "a" A | "b"'),
     "complement of an explosion": ("grammar", "start: A\nA: ~/(a|b)*a(a|b){30}/ & /(a|b)*a(a|b){30}/"),
     "answer without an end": ("grammar", 'start: "a" start'),
+    "terminal without an end": ("grammar", "start: /b+/ /b+/"),
+    "terminal without an end, later": ("grammar", 'start: "a" B B\nB: /b+/'),
+    "terminal without an end in gbnf": ("grammar", 'root ::= "b" x x\nx ::= [b]+'),
+    "terminal without an end and an option": ("grammar", '%llguidance {"no_forcing": false}\nstart: /b+/ "b"'),
     "parentheses": ("grammar", "start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
     "gbnf parentheses": ("grammar", "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000),
 }
