@@ -4,40 +4,26 @@ The stages read a frozen Recipe; nothing else parses TOML. It knows no model: wh
 the compile stage's target and by `Recipe.check_against`.
 """
 
-import math
 import re
 import tomllib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import checkout  # noqa: F401  (puts the repository root on sys.path)
+from recipe_fields import rule, take
 
 from tritonforge.errors import InvalidRecipe
 
-WEIGHTS = ("bf16", "int8", "int4")
-KV_CACHE = ("u8", "f16", "bf16", "f32")
-TARGETS = ("openvino",)
+FORMATS = {"openvino": "openvino", "onnxruntime": "onnx", "tensorrt": "onnx"}
+"""The model format that each compile target takes: export and quantize depend on the format only."""
+WEIGHTS = {"openvino": ("bf16", "int8", "int4"), "onnx": ("fp32", "fp16", "bf16", "int8", "int4", "fp8", "w8a8")}
+"""The weight precisions of each format; w8a8 is 8-bit integers for weights and activations."""
+LINEAR = ("onnxruntime", "tensorrt")
+"""Targets with a linear KV cache: a block is one sequence's slot of max_model_len tokens."""
+KV_CACHE = ("u8", "f16", "bf16", "f32", "fp8", "int8")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-
-
 AUTO = "auto"
-
-
-def rule(
-    default: Any = ...,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple = (),
-    word: str = "",
-) -> Any:
-    """A field of a section with its range or its choices; without a default the recipe must give it.
-
-    A `word` may stand instead of a value of the field's first type.
-    """
-    metadata = {"low": low, "high": high, "choices": choices, "word": word}
-    return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +43,12 @@ class Weights:
 
     `exact_grid` keeps weights that lie on a 4-bit grid already where they are; the others are for weights that do not.
     `int4_ratio` is the part of the layers in 4 bits, the rest keeps 8; `group_size` counts weights per scale.
+    Of these the onnx format takes `group_size` only; it has the name of a `method` instead of `awq` ("" is the usual
+    one of the precision).
     """
 
-    precision: str = rule(choices=WEIGHTS)
+    precision: str = rule(choices=tuple(dict.fromkeys(name for names in WEIGHTS.values() for name in names)))
+    method: str = rule("", choices=("", "rtn", "awq", "smoothquant"))
     symmetric: bool = rule(False)
     exact_grid: bool = rule(True)
     group_size: int = rule(32, low=16, high=1024)
@@ -70,15 +59,17 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class KVCache:
-    """The KV cache: its precision, tokens in a block, and the memory it may take in MiB.
+    """The KV cache: its precision, and its size: tokens in a block and MiB, or the number of slots of a linear one.
 
-    With memory_mib "auto" the engine takes what is free when it loads, less `reserve_mib` for the largest steps and for
-    other processes, and never more than max_num_seqs sequences of max_model_len need.
+    A slot holds one sequence of max_model_len tokens; it is one block. With memory_mib "auto" the engine takes what is
+    free when it loads, less `reserve_mib` for the largest steps and for other processes, and never more than
+    max_num_seqs sequences of max_model_len need.
     """
 
     precision: str = rule("u8", choices=KV_CACHE)
     block_size: int = rule(32, low=1, high=4096)
-    memory_mib: int | str = rule(low=1, high=1 << 20, word=AUTO)
+    memory_mib: int | str = rule(0, low=1, high=1 << 20, word=AUTO)
+    slots: int = rule(0, low=1, high=4096)
     reserve_mib: int = rule(512, low=0, high=1 << 20)
 
 
@@ -98,11 +89,13 @@ class Compile:
     """What the model is compiled for; `properties` are the target's own and checked by it.
 
     `prefill_properties`, where given, override them in steps of many tokens: the model is compiled a second time.
+    `compute_capabilities` are the GPU generations a tensorrt engine is built for, such as "8.9".
     """
 
-    target: str = rule("openvino", choices=TARGETS)
+    target: str = rule("openvino", choices=tuple(FORMATS))
     properties: dict
     prefill_properties: dict = field(default_factory=dict)
+    compute_capabilities: list = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,12 +139,29 @@ class Recipe:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Recipe":
         """Check parsed TOML: no unknown keys, right types, values in range, sections consistent with each other."""
-        values = _take(cls, data, "")
+        values = take(cls, data, "", SECTIONS)
         if not NAME.fullmatch(values["name"]):
             raise InvalidRecipe(f"name must match {NAME.pattern}, got {values['name']!r}")
         recipe = cls(**values)
-        recipe._check_consistent()
+        if recipe.is_linear:
+            if "block_size" in data["kv_cache"]:
+                raise InvalidRecipe(
+                    f"kv_cache.block_size must not be given for the {recipe.compile.target} target: "
+                    "a block is one slot of max_model_len tokens"
+                )
+            recipe = replace(recipe, kv_cache=replace(recipe.kv_cache, block_size=recipe.limits.max_model_len))
+        recipe.check()
         return recipe
+
+    @property
+    def format(self) -> str:
+        """The model format of the target: what export writes and quantize changes."""
+        return FORMATS[self.compile.target]
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the target's KV cache is linear: slots instead of paged blocks."""
+        return self.compile.target in LINEAR
 
     def sections(self) -> dict[str, Any]:
         """Fields by name, not converted."""
@@ -161,8 +171,11 @@ class Recipe:
         """JSON value of the recipe, defaults filled in."""
         return asdict(self)
 
-    def _check_consistent(self) -> None:
-        limits, cache = self.limits, self.kv_cache
+    def check(self) -> None:
+        """Raise InvalidRecipe where sections contradict each other."""
+        self._check_precision()
+        self._check_cache()
+        limits = self.limits
         if limits.max_num_batched_tokens < limits.max_num_seqs:
             raise InvalidRecipe(
                 "limits.max_num_batched_tokens must be at least max_num_seqs "
@@ -173,9 +186,43 @@ class Recipe:
                 f"limits.max_waiting_tokens must be at least max_model_len ({limits.max_model_len}), "
                 f"got {limits.max_waiting_tokens}: the longest prompt could never wait"
             )
-        if cache.block_size > limits.max_model_len:
+
+    def _check_precision(self) -> None:
+        weights, target = self.weights, self.compile.target
+        if weights.precision not in WEIGHTS[self.format]:
+            known = ", ".join(WEIGHTS[self.format])
             raise InvalidRecipe(
-                f"kv_cache.block_size must be at most max_model_len ({limits.max_model_len}), got {cache.block_size}"
+                f"weights.precision must be one of {known} for the {target} target, got {weights.precision!r}"
+            )
+        if weights.method and self.format != "onnx":
+            raise InvalidRecipe(f"weights.method must not be given for the {target} target, got {weights.method!r}")
+
+    def _check_cache(self) -> None:
+        limits, cache, target = self.limits, self.kv_cache, self.compile.target
+        if not self.is_linear:
+            if cache.slots:
+                raise InvalidRecipe(f"kv_cache.slots must not be given for the {target} target, got {cache.slots}")
+            if not cache.memory_mib:
+                raise InvalidRecipe("kv_cache.memory_mib is missing")
+            if cache.block_size > limits.max_model_len:
+                raise InvalidRecipe(
+                    f"kv_cache.block_size must be at most max_model_len ({limits.max_model_len}), "
+                    f"got {cache.block_size}"
+                )
+            return
+        if cache.memory_mib:
+            raise InvalidRecipe(
+                f"kv_cache.memory_mib must not be given for the {target} target, got {cache.memory_mib}: give slots"
+            )
+        if cache.slots < limits.max_num_seqs:
+            raise InvalidRecipe(
+                f"kv_cache.slots must be at least limits.max_num_seqs ({limits.max_num_seqs}) for the {target} target, "
+                f"got {cache.slots}: a running sequence has a slot"
+            )
+        if cache.block_size != limits.max_model_len:
+            raise InvalidRecipe(
+                f"kv_cache.block_size must be max_model_len ({limits.max_model_len}) for the {target} target, "
+                f"got {cache.block_size}"
             )
 
 
@@ -187,45 +234,3 @@ SECTIONS = {
     "compile": Compile,
     "quality": Quality,
 }
-
-
-def _take(cls: type, data: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Constructor arguments of `cls` out of `data`, each checked; sections are built on the way."""
-    known = {item.name: item for item in fields(cls)}
-    for key in data:
-        if key not in known:
-            raise InvalidRecipe(f"{prefix}{key} is not a key of a recipe; known here: {', '.join(known)}")
-    values = {}
-    for name, item in known.items():
-        label = prefix + name
-        if name not in data:
-            if item.default is item.default_factory:  # both are dataclasses.MISSING
-                raise InvalidRecipe(f"{label} is missing")
-            continue
-        if name in SECTIONS and not prefix:
-            if not isinstance(data[name], dict):
-                raise InvalidRecipe(f"{label} must be a table, got {data[name]!r}")
-            values[name] = SECTIONS[name](**_take(SECTIONS[name], data[name], f"{name}."))
-        else:
-            values[name] = _value(label, data[name], item)
-    return values
-
-
-def _value(label: str, value: Any, item: Any) -> Any:
-    """`value` when it has the field's type and keeps its rule; an integer is accepted for a float field."""
-    word = item.metadata.get("word")
-    if word and value == word:
-        return value
-    kind = get_args(item.type)[0] if word else item.type
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise InvalidRecipe(f"{label} must be {kind.__name__}{f' or {word!r}' if word else ''}, got {value!r}")
-    choices, low, high = (item.metadata.get(key) for key in ("choices", "low", "high"))
-    if choices and value not in choices:
-        raise InvalidRecipe(f"{label} must be one of {', '.join(choices)}, got {value!r}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidRecipe(f"{label} must be a finite number, got {value}")
-    if low is not None and not low <= value <= high:
-        raise InvalidRecipe(f"{label} must be in [{low}, {high}], got {value}")
-    return value

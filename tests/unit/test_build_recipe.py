@@ -57,7 +57,8 @@ def test_shipped_recipes_load_under_their_own_name_and_suit_their_target(path):
 
 
 def test_the_three_precisions_are_shipped():
-    assert {Recipe.load(path).weights.precision for path in SHIPPED} == {"bf16", "int8", "int4"}
+    recipes = [Recipe.load(path) for path in SHIPPED]
+    assert {one.weights.precision for one in recipes if one.format == "openvino"} == {"bf16", "int8", "int4"}
 
 
 @pytest.mark.parametrize(
@@ -73,9 +74,19 @@ def test_the_three_precisions_are_shipped():
         ("weights", "int8", "weights must be a table, got 'int8'"),
         ("name", "Has Spaces", "name must match"),
         ("name", "../evil", "name must match"),
-        ("weights.precision", "int3", "weights.precision must be one of bf16, int8, int4, got 'int3'"),
+        ("weights.precision", "int3", "weights.precision must be one of bf16, int8, int4, fp32, .* got 'int3'"),
         ("kv_cache.precision", "i4", "kv_cache.precision must be one of"),
-        ("compile.target", "tensorrt", "compile.target must be one of openvino, got 'tensorrt'"),
+        (
+            "weights.precision",
+            "fp8",
+            "weights.precision must be one of bf16, int8, int4 for the openvino target, got 'fp8'",
+        ),
+        ("weights.method", "gptq", "weights.method must be one of"),
+        ("weights.method", "awq", "weights.method must not be given for the openvino target, got 'awq'"),
+        ("kv_cache.slots", 4, "kv_cache.slots must not be given for the openvino target, got 4"),
+        ("kv_cache.memory_mib", ..., "kv_cache.memory_mib is missing"),
+        ("compile.target", "cuda", "compile.target must be one of openvino, onnxruntime, tensorrt, got 'cuda'"),
+        ("compile.target", "onnxruntime", "kv_cache.block_size must not be given for the onnxruntime target"),
         ("compile.properties", [], "compile.properties must be dict"),
         ("limits.max_num_seqs", 0, r"limits.max_num_seqs must be in \[1, 4096\], got 0"),
         ("limits.max_num_seqs", True, "limits.max_num_seqs must be int, got True"),
@@ -94,6 +105,28 @@ def test_the_three_precisions_are_shipped():
 def test_a_mistake_is_refused_with_field_value_and_rule(path, value, complaint):
     with pytest.raises(InvalidRecipe, match=complaint):
         Recipe.from_dict(changed(path, value))
+
+
+LINEAR = {"compile": {"target": "onnxruntime", "properties": {}}, "kv_cache": {"precision": "f32", "slots": 8}}
+
+
+def test_a_slot_of_a_linear_cache_is_one_block_as_long_as_the_context():
+    recipe = Recipe.from_dict({**VALID, **LINEAR})
+    assert (recipe.kv_cache.block_size, recipe.format, recipe.is_linear) == (1024, "onnx", True)
+
+
+@pytest.mark.parametrize(
+    ("cache", "complaint"),
+    [
+        ({"slots": 7}, r"kv_cache.slots must be at least limits.max_num_seqs \(8\) .* got 7"),
+        ({}, "kv_cache.slots must be at least"),
+        ({"slots": 8, "memory_mib": 64}, "kv_cache.memory_mib must not be given for the onnxruntime target, got 64"),
+        ({"slots": 8, "block_size": 1024}, "kv_cache.block_size must not be given"),
+    ],
+)
+def test_the_size_of_a_linear_cache_is_said_in_slots_only(cache, complaint):
+    with pytest.raises(InvalidRecipe, match=complaint):
+        Recipe.from_dict({**VALID, **LINEAR, "kv_cache": {"precision": "f32", **cache}})
 
 
 def test_an_integer_will_do_for_a_number_but_stays_no_boolean():
