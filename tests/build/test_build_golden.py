@@ -33,7 +33,7 @@ TOLERANCE = {REAL: 5e-4, "llama": 1e-4, "qwen2": 1e-4, "mistral": 1e-4}
 a standard deviation of 3.7, and 3e-5 in the small ones, as far as torch's float32 is from float64 there."""
 QUANTIZED_TOLERANCE = 0.5
 """The same for a u8 KV cache. Seen: 0.34 in a small model, 0.12 in the real one."""
-FREE_DRAFTS = StepCost(per_draft_step=0.0, per_draft_token=0.0)
+FREE_DRAFTS = StepCost(per_draft=0.0, per_draft_token=0.0, per_change=0.0)
 """Drafts that always pay: as many as possible are verified, and refused."""
 
 

@@ -109,7 +109,7 @@ def clock():
 def loop(gate, clock):
     engine = GatedEngine(EngineSpec(VOCAB, 400, BLOCK_SIZE, NUM_BLOCKS), gate)
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=100, max_waiting=4, max_waiting_tokens=4096)
-    free = StepCost(fixed=1.0, per_sequence=0.0, per_draft_step=0.0, per_draft_token=0.0)
+    free = StepCost(fixed=1.0, per_sequence=0.0, per_draft=0.0, per_draft_token=0.0, per_change=0.0)
     speculation = Speculation(lambda: 1, free)
     scheduler = Scheduler(config, BlockManager(NUM_BLOCKS, BLOCK_SIZE), speculation.propose)
     loop = EngineLoop(engine, scheduler, decode, frozenset({STOP_TOKEN}), forget=speculation.forget, clock_ns=clock)
