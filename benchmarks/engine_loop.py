@@ -1,7 +1,7 @@
 """Contestant: the engine loop in this process, without Triton. Usage: engine_loop.py RELEASE WORKLOAD [KEY=VALUE ...]
 
 KEY=VALUE sets a limit of the scheduler, num_blocks or else an OpenVINO property to other than the release's value: that
-is how a recipe's defaults were chosen.
+is how a recipe's defaults were chosen. Nothing is guessed by prompt lookup, as the peer does not either.
 """
 
 import statistics
@@ -45,7 +45,8 @@ def run(loop: EngineLoop, prompts: list[Prompt], max_tokens: int) -> tuple[float
 
     start = time.perf_counter()
     for prompt in prompts:
-        loop.submit(GenerateRequest(tuple(prompt.token_ids), max_tokens, ignore_eos=True, stream=True), sink)
+        asked = GenerateRequest(tuple(prompt.token_ids), max_tokens, ignore_eos=True, stream=True, speculate=False)
+        loop.submit(asked, sink)
     for _ in prompts:
         ended.acquire()
     return time.perf_counter() - start, timelines

@@ -1,7 +1,7 @@
 """Contestant: the release served by tritonserver, called through `llm` over gRPC streams.
 
-Usage: served.py RELEASE WORKLOAD. The client is a part of what is measured: it runs in this process, on the same cores
-as the server.
+Usage: served.py RELEASE WORKLOAD [--speculate]. The client is a part of what is measured: it runs in this process, on
+the same cores as the server. Nothing is guessed by prompt lookup without --speculate.
 """
 
 import statistics
@@ -19,9 +19,10 @@ from tritonforge.server import Server
 TIMEOUT_S = 300.0
 
 
-def ask(channel: grpc.Channel, prompt: Prompt, max_tokens: int) -> tuple[float, float, dict[str, int]]:
+def ask(channel: grpc.Channel, prompt: Prompt, max_tokens: int, speculate: bool) -> tuple[float, float, dict[str, int]]:
     """TTFT in s, time from first to last token in s, and the statistics of the last response."""
-    request = infer_request("llm", text=prompt.text, max_tokens=max_tokens, ignore_eos=True, stream=True)
+    options = {"max_tokens": max_tokens, "ignore_eos": True, "stream": True, "speculate": speculate}
+    request = infer_request("llm", text=prompt.text, **options)
     start = time.perf_counter()
     chunks = [(time.perf_counter(), chunk) for chunk in stream(channel, request, TIMEOUT_S)]
     (first, _), (last, final) = chunks[0], chunks[-1]
@@ -30,15 +31,16 @@ def ask(channel: grpc.Channel, prompt: Prompt, max_tokens: int) -> tuple[float, 
 
 
 def main() -> None:
-    release, workload_file = sys.argv[1:]
+    release, workload_file, *flags = sys.argv[1:]
+    speculate = flags == ["--speculate"]
     workload = Workload.read(Path(workload_file))
     tokens, count = workload.max_tokens, len(workload.batch)
     with Server(release) as server, connect(server.grpc_url) as channel, ThreadPoolExecutor(count) as pool:
-        list(pool.map(lambda prompt: ask(channel, prompt, tokens // 4), workload.warmup))
+        list(pool.map(lambda prompt: ask(channel, prompt, tokens // 4, speculate), workload.warmup))
         start = time.perf_counter()
-        list(pool.map(lambda prompt: ask(channel, prompt, tokens), workload.batch))
+        list(pool.map(lambda prompt: ask(channel, prompt, tokens, speculate), workload.batch))
         seconds = time.perf_counter() - start
-        single = [ask(channel, prompt, tokens) for prompt in workload.single]
+        single = [ask(channel, prompt, tokens, speculate) for prompt in workload.single]
     Figures(
         tokens_per_s=count * tokens / seconds,
         tpot_ms=statistics.median(decode / (tokens - 1) for _, decode, _ in single) * 1e3,

@@ -20,19 +20,21 @@ from benchmarks.workload import Figures, build_workload
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS, SERVED, PEER = "engine loop", "served (llm, gRPC)", "openvino-genai"
+DEFAULT = "served, with prompt lookup"
+CONTESTANTS = (OURS, SERVED, DEFAULT, PEER)
 
 
 def command(contestant: str, peer_python: str) -> list[str]:
     """The command line of a contestant, without release and workload."""
     if contestant == PEER:
         return [peer_python, str(ROOT / "benchmarks" / "openvino_genai_pipeline.py")]
-    module = {OURS: "benchmarks.engine_loop", SERVED: "benchmarks.served"}[contestant]
-    return [sys.executable, "-m", module]
+    return [sys.executable, "-m", "benchmarks.engine_loop" if contestant == OURS else "benchmarks.served"]
 
 
 def measure(contestant: str, release: Path, workload: Path, peer_python: str) -> Figures:
     """Run a contestant once; its last line of output holds its figures."""
     arguments = [*command(contestant, peer_python), str(release), str(workload)]
+    arguments += ["--speculate"] if contestant == DEFAULT else []
     done = subprocess.run(arguments, cwd=ROOT, env=os.environ, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{contestant} failed on {release}:\n{done.stderr[-2000:]}")
@@ -71,6 +73,7 @@ def table(release: str, runs: list[dict[str, Figures]]) -> str:
             f"- engine loop / openvino-genai, tok/s: {ratio(runs, 'tokens_per_s', OURS, PEER)}",
             f"- engine loop / openvino-genai, TPOT: {ratio(runs, 'tpot_ms', OURS, PEER)}",
             f"- served / openvino-genai in process, tok/s: {ratio(runs, 'tokens_per_s', SERVED, PEER)}",
+            f"- served with prompt lookup / openvino-genai in process, tok/s: {ratio(runs, 'tokens_per_s', DEFAULT, PEER)}",
             f"- served / engine loop, tok/s: {ratio(runs, 'tokens_per_s', SERVED, OURS)}",
             f"- served batch / served single stream, tok/s: {scaling:.2f}",
             "",
@@ -107,9 +110,9 @@ def main() -> None:
                     prompt_tokens=options.prompt_tokens,
                     max_tokens=options.max_tokens,
                 ).write(workload)
-                contestants = (OURS, SERVED, PEER) if repeat % 2 == 0 else (PEER, SERVED, OURS)
-                taken = {name: measure(name, release, workload, options.peer_python) for name in contestants}
-                runs[release].append({name: taken[name] for name in (OURS, SERVED, PEER)})
+                turns = CONTESTANTS if repeat % 2 == 0 else reversed(CONTESTANTS)
+                taken = {name: measure(name, release, workload, options.peer_python) for name in turns}
+                runs[release].append({name: taken[name] for name in CONTESTANTS})
                 write(options.out, runs)
                 print(f"repeat {repeat + 1} of {options.repeats}: {release.name} done", file=sys.stderr, flush=True)
     for release, taken in runs.items():
