@@ -10,6 +10,7 @@ from loadtests.contract import Contract
 from loadtests.records import ERROR, OK, CampaignRun, ProfileRun, Record, ShardReport
 from loadtests.schedule import Slot, build_schedule, schedule_sha256
 from loadtests.verdict import Verdict
+from tritonforge.contract import STATISTICS
 
 ROOT = Path(__file__).resolve().parents[2]
 MS = 1_000_000
@@ -67,16 +68,14 @@ def good_record(slot: Slot, *, first_ms: float = 30, gap_ms: float = 5) -> Recor
     """The record of an honest, prompt server: sent 1 ms late, one token a response, statistics that add up."""
     sent = slot.at_ns + MS
     times = [sent + round(first_ms * MS) + k * round(gap_ms * MS) for k in range(slot.output_tokens)]
-    statistics = {
+    statistics = dict.fromkeys((tensor.name for tensor in STATISTICS), 0) | {
         "prompt_tokens": slot.prompt_tokens,
         "completion_tokens": slot.output_tokens,
-        "cached_tokens": 0,
         "queue_us": 2000,
         "prefill_us": round(first_ms * 1000) - 4000,
         "first_emit_us": 500,
         "decode_us": round(gap_ms * 1000) * (slot.output_tokens - 1),
         "decode_steps": slot.output_tokens - 1,
-        "preemptions": 0,
     }
     return Record(
         index=slot.index,
