@@ -156,7 +156,7 @@ def check_chain(parts: dict[str, stage.Done], recipe: Recipe) -> None:
         raise ReleaseMismatch(
             f"the export stage in {exported.folder} is of {made}, recipe {recipe.name} gives {source}"
         )
-    chain.check_settings(parts["quantize"], quantize.settings(recipe.weights), recipe.name)
+    chain.check_settings(parts["quantize"], quantize.settings(recipe), recipe.name)
     compiled = compile_stage.settings(recipe, exported.measurements["model"])
     chain.check_settings(parts["compile"], compiled, recipe.name)
 

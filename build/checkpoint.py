@@ -16,7 +16,10 @@ from tritonforge.errors import InvalidCheckpoint
 from tritonforge.release import content_digest, file_digest
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "smollm3")
-"""Values of `model_type` (and of GGUF's general.architecture) that the tests take from checkpoint to release."""
+"""Values of `model_type` (and of GGUF's general.architecture) that the tests take from checkpoint to release.
+
+The onnx format takes folders of any architecture that its export can express: export_onnx.check says which.
+"""
 
 FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -87,16 +90,19 @@ def folder_digest(folder: Path) -> str:
     return content_digest({path.name: {"sha256": file_digest(path)} for path in names})
 
 
-def inspect(located: Located) -> Facts:
-    """Read the facts of a checkpoint; InvalidCheckpoint says what is missing, incomplete or unsupported."""
+def inspect(located: Located, format: str = "openvino") -> Facts:
+    """Read the facts of a checkpoint; InvalidCheckpoint says what is missing, incomplete or unsupported.
+
+    `format` is the model format that the checkpoint is wanted in.
+    """
     if located.is_gguf:
         import gguf_checkpoint
 
         return gguf_checkpoint.inspect(located.path)
-    return inspect_folder(located.path)
+    return inspect_folder(located.path, format)
 
 
-def inspect_folder(folder: Path) -> Facts:
+def inspect_folder(folder: Path, format: str = "openvino") -> Facts:
     """Facts of a Hugging Face folder, read from its JSON files; the weight files are checked for completeness."""
     config = read_json(folder / "config.json")
     tokenizer = read_json(folder / "tokenizer.json")
@@ -105,7 +111,8 @@ def inspect_folder(folder: Path) -> Facts:
             raise InvalidCheckpoint(f"{folder / name} asks for custom code (auto_map), which is never run")
     if "quantization_config" in config:
         raise InvalidCheckpoint(f"{folder} is quantized already ({config['quantization_config']!r}); give the original")
-    check_architecture(config.get("model_type"), folder)
+    if format == "openvino":
+        check_architecture(config.get("model_type"), folder)
     check_weights(folder)
     try:
         heads = int(config["num_attention_heads"])

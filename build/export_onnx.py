@@ -16,7 +16,7 @@ import onnx_step
 import torch
 from onnxscript.onnx_opset import opset24 as op
 
-from tritonforge.errors import InvalidCheckpoint, TritonForgeError
+from tritonforge.errors import InvalidCheckpoint
 
 Say = Callable[[str], None]
 EXAMPLE = {"batch": 3, "tokens": 7, "rows": 5, "cache_len": 16}
@@ -54,13 +54,13 @@ def prepare(model: Any) -> onnx_step.Step:
         raise InvalidCheckpoint("it has no output embeddings, so logits of chosen rows cannot be taken")
     model.set_attn_implementation(onnx_step.LINEAR)
     if model._can_set_experts_implementation():
-        model.set_experts_implementation(onnx_step.LINEAR)
+        model.config._experts_implementation = onnx_step.LINEAR  # the public setter knows transformers' own ones only
     return onnx_step.Step(model).eval()
 
 
 @torch.no_grad()
 def trace(step: onnx_step.Step) -> tuple[onnx_graph.Layer, ...]:
-    """Run a step without past; returns its layers' caches. InvalidCheckpoint unless every layer keeps one of its own."""
+    """Run a step without past; returns its layers' caches. InvalidCheckpoint unless every layer keeps its own."""
     device = next(step.parameters()).device
     zeros = torch.zeros(2, dtype=torch.int64, device=device)
     outputs = step(zeros[:, None].expand(2, 3).contiguous(), zeros, zeros, [])

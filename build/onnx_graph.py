@@ -1,6 +1,6 @@
 """The ONNX step graph: names of its files, inputs and outputs, and graph.json, which says what a reader must know.
 
-Export and quantize write it, targets read it. One call of the graph computes one step of a batch over a linear KV cache:
+Export and quantize write it, targets read it. One call computes one step of a batch over a linear KV cache:
 
     input_ids [batch, tokens]  write_index [batch]  logit_rows [rows]  past_key_0, past_value_0, past_key_1, ...
     -> logits [rows, vocab_size]  present_key_0, present_value_0, ...

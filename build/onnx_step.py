@@ -28,7 +28,7 @@ HARMLESS = ("position_ids", "cache_position")
 
 @torch.library.custom_op("tritonforge::cache_update", mutates_args=())
 def cache_update(cache: torch.Tensor, new: torch.Tensor, write_index: torch.Tensor) -> torch.Tensor:
-    """`cache` [batch, kv_heads, cache_len, size] with `new` [batch, kv_heads, tokens, size] from each write_index on."""
+    """`cache` [batch, kv_heads, cache_len, size] with `new` [batch, kv_heads, tokens, size] from write_index on."""
     rows = write_index[:, None] + torch.arange(new.shape[2])[None]
     return cache.clone().scatter_(2, rows[:, None, :, None].expand_as(new), new)
 
@@ -193,8 +193,8 @@ def attention(
 def experts(module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
     """A mixture of experts without data-dependent control flow: every expert computes, the routing weights sum.
 
-    `hidden` [tokens, size]; `top_k_index` and `top_k_weights` [tokens, k]. Costs num_experts / k times the arithmetic of
-    the experts that count, and no more memory traffic than a batch that hits all of them.
+    `hidden` [tokens, size]; `top_k_index` and `top_k_weights` [tokens, k]. Costs num_experts / k times the arithmetic
+    of the experts that count, and no more memory traffic than a batch that hits all of them.
     """
 
     def linear(inputs: torch.Tensor, name: str) -> torch.Tensor:

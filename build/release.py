@@ -27,12 +27,12 @@ STAGES = ("export", "quantize", "compile", "assemble")
 def build(recipe: Recipe, work: Path, out: Path, force: tuple[str, ...] = ()) -> Release:
     """Make the release `out` of a recipe; stages named in `force` are made again even if nothing changed."""
     located = checkpoint.locate(recipe.checkpoint.source, recipe.checkpoint.sha256)
-    folder = work / f"export-{located.digest[:12]}"
-    planned = stage.finished(export.plan_stage(located), folder)
-    model = planned.measurements["model"] if planned else dataclasses.asdict(checkpoint.inspect(located))
+    folder = work / export.folder_of(located, recipe.format)
+    planned = stage.finished(export.plan_stage(located, recipe.format), folder)
+    model = planned.measurements["model"] if planned else dataclasses.asdict(export.inspect(located, recipe.format))
     compile_stage.check_recipe(recipe, model)
 
-    exported = export.export(located, folder, force="export" in force)
+    exported = export.export(located, folder, format=recipe.format, force="export" in force)
     folder = work / f"quantize-{recipe.name}"
     quantized = quantize.quantize(exported, recipe, folder, force="quantize" in force)
     folder = work / f"compile-{recipe.name}"
