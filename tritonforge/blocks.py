@@ -39,11 +39,16 @@ def hash_blocks(token_ids: Sequence[int], block_size: int, root: BlockHash = b""
 
 
 class BlockManager:
-    """Hands out the block ids 0 to num_blocks - 1 of an engine's KV cache."""
+    """Hands out the block ids 0 to num_blocks - 1 of an engine's KV cache.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    With `linear` a block is a slot that holds a whole sequence, see tables.py; only its context's first tokens are
+    reused, so no slot is published by a hash.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, linear: bool = False) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.linear = linear
         self._ref_count = [0] * num_blocks
         self._free: dict[int, None] = dict.fromkeys(range(num_blocks))  # ordered: the first is the oldest
         self._block_of_hash: dict[BlockHash, int] = {}
@@ -55,9 +60,19 @@ class BlockManager:
         return len(self._free)
 
     @property
+    def free_blocks(self) -> Iterable[int]:
+        """The blocks that no request holds, the one that was free for longest first."""
+        return self._free.keys()
+
+    @property
     def usage(self) -> float:
         """The share of blocks that requests hold, in [0, 1]."""
         return 1.0 - len(self._free) / self.num_blocks
+
+    @property
+    def most_per_request(self) -> int:
+        """Blocks that one request can hold: all of them, or in a linear cache its slot."""
+        return 1 if self.linear else self.num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens occupy."""

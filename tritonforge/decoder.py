@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tritonforge.blocks import BlockManager
-from tritonforge.engines.base import Engine
+from tritonforge.engines.base import Engine, EngineSpec
 from tritonforge.errors import NotFound, ReleaseMismatch
 from tritonforge.generate_request import GenerateRequest, Limits
 from tritonforge.generation import Delta, Generation, Sink
@@ -59,7 +59,20 @@ def load_engine(name: str, folder: Path, config: dict[str, Any]) -> Engine:
         from tritonforge.engines.openvino import OpenVINOEngine
 
         return OpenVINOEngine(folder, config)
-    raise ReleaseMismatch(f"engine must be one of openvino, got {name!r}")
+    if name == "onnxruntime":
+        from tritonforge.engines.onnxruntime import OnnxRuntimeEngine
+
+        return OnnxRuntimeEngine(folder, config)
+    if name == "tensorrt":
+        from tritonforge.engines.tensorrt import TensorRTEngine
+
+        return TensorRTEngine(folder, config)
+    raise ReleaseMismatch(f"engine must be one of openvino, onnxruntime, tensorrt, got {name!r}")
+
+
+def load_blocks(spec: EngineSpec) -> BlockManager:
+    """The block manager of an engine's KV cache, linear when a block is as long as the context."""
+    return BlockManager(spec.num_blocks, spec.block_size, linear=spec.block_size == spec.max_model_len)
 
 
 def load_loop(
@@ -68,8 +81,7 @@ def load_loop(
     """The engine loop of `config`, not started yet, with the engine files of the decoder's version folder."""
     engine = load_engine(config.engine, folder / "engine", config.engine_config)
     speculation = Speculation(lambda: scheduler.num_running)
-    blocks = BlockManager(engine.spec.num_blocks, engine.spec.block_size)
-    scheduler = Scheduler(config.scheduler, blocks, speculation.propose)
+    scheduler = Scheduler(config.scheduler, load_blocks(engine.spec), speculation.propose)
     return EngineLoop(engine, scheduler, decode, config.stop_token_ids, forget=speculation.forget, on_death=on_death)
 
 

@@ -81,10 +81,10 @@ class Scheduler:
         Raises InvalidRequest when it can never fit, Overloaded when the queue is full, see WaitingQueue.make_room.
         """
         most = len(request.prompt_ids) + request.max_tokens
-        if self.blocks.blocks_for(most) > self.blocks.num_blocks:
+        if self.blocks.blocks_for(most) > self.blocks.most_per_request:
             self.num_refused["never fits"] += 1
             raise InvalidRequest(
-                f"prompt and max_tokens must fit {self.blocks.num_blocks} KV blocks of {self.blocks.block_size} "
+                f"prompt and max_tokens must fit {self.blocks.most_per_request} KV blocks of {self.blocks.block_size} "
                 f"tokens, got {most} tokens"
             )
         try:
@@ -176,3 +176,4 @@ class Scheduler:
         self.running.check_invariants()
         self.waiting.check_invariants()
         self.blocks.check_invariants(request.block_table for request in self.running)
+        self._tables.check_invariants(self.running)

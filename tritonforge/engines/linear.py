@@ -82,12 +82,15 @@ class LinearEngine(ABC):
         return self._run_all(calls, sum(sequence.num_logits for sequence in sequences))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """See Engine.copy_blocks."""
+        """See Engine.copy_blocks. When a copy fails, the slots that it was for hold nothing."""
+        lengths = list(self._rows.lengths)
+        for _, destination in copies:
+            self._rows.lengths[destination] = 0
         for source, destination in copies:
-            length = self._rows.lengths[source]
-            if source != destination and length:
-                self.copy_rows(self._rows.row(source), self._rows.row(destination), length)
-            self._rows.lengths[destination] = length
+            if source != destination and lengths[source]:
+                self.copy_rows(self._rows.row(source), self._rows.row(destination), lengths[source])
+            lengths[destination] = lengths[source]
+        self._rows.lengths = lengths
 
     def _check(self, sequences: Sequence[SequenceStep]) -> None:
         """Refuse what would read or overwrite foreign keys and values: a bug of the caller, named."""

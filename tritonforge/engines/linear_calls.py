@@ -19,7 +19,7 @@ class CallLimits:
 
     A row has at most `max_tokens` tokens, a call of more than one token a row has at most `max_wide_rows` rows, and
     logits are wanted of at most `max_logit_rows` tokens. Shares of up to `narrow_tokens` tokens may be padded and share
-    a call; longer ones are padded to the next of `widths`, if there are any. `call_cost` is the cost of a call in tokens.
+    a call; longer ones are padded to the next of `widths`, if any. `call_cost` is what a call costs in tokens.
     `views` are the cache lengths that a call may see, ascending: the last one is that of the cache as allocated.
     """
 
