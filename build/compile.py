@@ -3,6 +3,8 @@
     python build/compile.py --recipe build/recipes/smollm2-135m-int8.toml --export DIR --quantize DIR --out DIR
 
 Targets differ here and nowhere else: a target module checks the recipe, places the engine's files and opens the engine.
+One whose engine needs a device that may not be here also has `open_measured`, an engine of the same model to measure
+quality with, and `plan_memory`, which computes what cannot be measured.
 """
 
 import json
@@ -58,7 +60,7 @@ def settings(recipe: Recipe, model: dict[str, Any]) -> dict[str, Any]:
 def check_fits(recipe: Recipe, model: dict[str, Any], per_block: int) -> int:
     """The number of KV blocks that the memory budget holds; InvalidRecipe when the recipe does not fit the model.
 
-    When the budget is what is free at load, the number is the most that the limits can use.
+    When the budget is what is free at load, the number is the most that the limits can use. A slot is a block.
     `model` holds the facts of the checkpoint, `per_block` the bytes of one block over all layers.
     """
     limits, cache = recipe.limits, recipe.kv_cache
@@ -67,12 +69,8 @@ def check_fits(recipe: Recipe, model: dict[str, Any], per_block: int) -> int:
             f"limits.max_model_len must be at most the model's max_position_embeddings "
             f"({model['max_position_embeddings']}), got {limits.max_model_len}"
         )
-    window = model.get("sliding_window", 0)
-    if window and limits.max_model_len > window:
-        raise InvalidRecipe(
-            f"limits.max_model_len must be at most the model's sliding_window ({window}), got {limits.max_model_len}: "
-            "engines here keep and attend to all tokens"
-        )
+    if recipe.is_linear:
+        return cache.slots
     spare = target_of(recipe).SPARE_BLOCKS
     needed = -(-limits.max_model_len // cache.block_size)
     if cache.memory_mib == AUTO:
@@ -92,6 +90,7 @@ def check_recipe(recipe: Recipe, model: dict[str, Any]) -> None:
     """Everything that can be refused before work starts."""
     target = target_of(recipe)
     target.check_recipe(recipe)
+    target.check_model(recipe, model)
     check_fits(recipe, model, target.estimate_bytes_per_block(recipe, model))
 
 
@@ -104,33 +103,41 @@ def compile_model(
     Raises ReleaseMismatch when the quantized model was not made from this export as the recipe says.
     """
     chain.check_inputs(quantized, {"export": exported})
-    chain.check_settings(quantized, quantize.settings(recipe.weights), recipe.name)
+    chain.check_settings(quantized, quantize.settings(recipe), recipe.name)
     model = exported.measurements["model"]
     check_recipe(recipe, model)
 
     def make(folder: Path) -> dict[str, Any]:
         target = target_of(recipe)
         engine_dir = folder / ENGINE
-        target.place(quantized.folder, engine_dir)
+        target.place(quantized.folder, engine_dir, recipe)
         per_block = target.bytes_per_block(engine_dir, recipe)
         blocks = check_fits(recipe, model, per_block)
         config = decoder_config(recipe, model, blocks)
-        engine = target.open_engine(engine_dir, config["engine_config"])
-        try:
-            smoke(engine)
-            reports = [
-                quality.measure(engine, exported.folder / REFERENCE, step_tokens)
-                for step_tokens in target.measured_steps(recipe)
-            ]
-        finally:
-            engine.close()
-        report = max(reports, key=lambda one: one["mean_kl"])
+        if hasattr(target, "open_measured"):
+            engine = target.open_measured(quantized.folder, engine_dir, config["engine_config"])
+        else:
+            engine = target.open_engine(engine_dir, config["engine_config"])
+        report = measure(engine, exported.folder / REFERENCE, target.measured_steps(recipe))
         quality.check(report, recipe.quality)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        measured = engine_memory.measure(recipe.compile.target, engine_dir, config)
+        if hasattr(target, "plan_memory"):
+            measured = target.plan_memory(recipe, engine_dir)
+        else:
+            measured = engine_memory.measure(recipe.compile.target, engine_dir, config)
         return {"quality": report, **memory(recipe, engine_dir, per_block, blocks, measured)}
 
     return stage.run_stage(plan_stage(exported, quantized, recipe), out, make, force=force)
+
+
+def measure(engine: Engine, reference: Path, steps: tuple[int, ...]) -> dict[str, Any]:
+    """Try an engine out and measure its quality in steps of so many tokens each: the worst report. Closes it."""
+    try:
+        smoke(engine)
+        reports = [quality.measure(engine, reference, step_tokens) for step_tokens in steps]
+    finally:
+        engine.close()
+    return max(reports, key=lambda one: one["mean_kl"])
 
 
 def memory(
@@ -164,7 +171,9 @@ def memory(
 def decoder_config(recipe: Recipe, model: dict[str, Any], blocks: int) -> dict[str, Any]:
     """decoder.json: all that the decoder needs to know besides its files."""
     limits, cache = recipe.limits, recipe.kv_cache
-    fit = {"fit_memory": {"reserve_mib": cache.reserve_mib}} if cache.memory_mib == AUTO else {}
+    more = {"fit_memory": {"reserve_mib": cache.reserve_mib}} if cache.memory_mib == AUTO else {}
+    if recipe.is_linear:
+        more["max_num_batched_tokens"] = limits.max_num_batched_tokens
     return {
         "engine": recipe.compile.target,
         "engine_config": {
@@ -175,7 +184,7 @@ def decoder_config(recipe: Recipe, model: dict[str, Any], blocks: int) -> dict[s
             "kv_cache_precision": cache.precision,
             "properties": recipe.compile.properties,
             "prefill_properties": recipe.compile.prefill_properties,
-            **fit,
+            **more,
         },
         "scheduler": {
             "max_num_seqs": limits.max_num_seqs,
@@ -188,10 +197,12 @@ def decoder_config(recipe: Recipe, model: dict[str, Any], blocks: int) -> dict[s
 
 
 def smoke(engine: Engine) -> None:
-    """One step of two sequences: the engine answers with finite logits of the right shape."""
-    logits = engine.step([SequenceStep([0, 1, 2], 0, [0]), SequenceStep([3], 0, [1])])
-    if logits.shape != (2, engine.spec.vocab_size) or not np.isfinite(logits).all():
-        raise EngineFailure(f"the compiled model must give finite logits [2, {engine.spec.vocab_size}]")
+    """One step of two sequences, where the KV cache holds two: finite logits of the right shape come out."""
+    sequences = [SequenceStep([0, 1, 2], 0, [0]), SequenceStep([3], 0, [1])][: engine.spec.num_blocks]
+    logits = engine.step(sequences)
+    shape = (len(sequences), engine.spec.vocab_size)
+    if logits.shape != shape or not np.isfinite(logits).all():
+        raise EngineFailure(f"the compiled model must give finite logits {list(shape)}, got {list(logits.shape)}")
 
 
 def main() -> None:

@@ -21,7 +21,9 @@ MOST_SIZES = 32
 
 
 def measure(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
-    """Bytes that the engine in `folder` takes with decoder.json's `config`, but with KV for one sequence only.
+    """Bytes that the engine in `folder` takes with decoder.json's `config`.
+
+    A paged cache is made for one sequence only; a linear one, where each has a slot of its own, as large as it is.
 
     num_blocks: its KV blocks. load_peak_bytes: the most while it opens. loaded_bytes: once it is open. step_bytes: what
     steps add, up to the largest ones with the longest context.
@@ -39,7 +41,8 @@ def probe(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
     module = import_module(f"target_{target}")
     module.import_engine()
     engine_config = {name: value for name, value in config["engine_config"].items() if name != "fit_memory"}
-    engine_config["num_blocks"] = -(-engine_config["max_model_len"] // engine_config["block_size"])
+    if engine_config["block_size"] < engine_config["max_model_len"]:
+        engine_config["num_blocks"] = -(-engine_config["max_model_len"] // engine_config["block_size"])
     limits = config["scheduler"]
     before, _ = resident_bytes()
     engine = module.open_engine(folder, engine_config)
@@ -59,22 +62,23 @@ def probe(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
 def steps(engine: Engine, max_num_seqs: int, max_num_batched_tokens: int) -> list[list[SequenceStep]]:
     """Decode steps of 1 to max_num_seqs sequences, prefill chunks of one, and the largest step at the longest context.
 
-    Sequences share blocks, whose content does not matter here. Their tokens are spread over the vocabulary, so that the
-    embedding is read as requests read it.
+    Sequences share the blocks of a paged cache, whose content does not matter here, and have a slot each in a linear
+    one. Their tokens are spread over the vocabulary, so that the embedding is read as requests read it.
     """
     spec = engine.spec
 
-    def sequence(num_tokens: int, past: int) -> SequenceStep:
+    def sequences(count: int, num_tokens: int, past: int) -> list[SequenceStep]:
         blocks = range(-(-(past + num_tokens) // spec.block_size))
         token_ids = [index * spec.vocab_size // num_tokens for index in range(num_tokens)]
-        return SequenceStep(token_ids, past, [block % spec.num_blocks for block in blocks])
+        tables = [[(first + block) % spec.num_blocks for block in blocks] for first in range(count)]
+        return [SequenceStep(token_ids, past, table) for table in tables]
 
     longest = spec.max_model_len - 1
-    decodes = [[sequence(1, longest)] * count for count in sizes(max_num_seqs)]
+    decodes = [sequences(count, 1, longest) for count in sizes(max_num_seqs)]
     chunk = min(max_num_batched_tokens, longest)
-    prefills = [[sequence(count, longest - count)] for count in sizes(chunk)]
+    prefills = [sequences(1, count, longest - count) for count in sizes(chunk)]
     shared = max_num_batched_tokens // max_num_seqs
-    return [*decodes, *prefills, [sequence(min(shared, longest), 0)] * max_num_seqs]
+    return [*decodes, *prefills, sequences(max_num_seqs, min(shared, longest), 0)]
 
 
 def sizes(most: int) -> list[int]:

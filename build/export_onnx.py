@@ -83,7 +83,8 @@ def write(model: Any, folder: Path, say: Say = lambda _line: None) -> onnx_graph
     if dtype not in onnx_graph.DTYPES:
         raise InvalidCheckpoint(f"a model must be in one of {', '.join(onnx_graph.DTYPES)}, got {dtype}")
     vocab_size = model.get_output_embeddings().weight.shape[0]
-    graph = onnx_graph.Graph(len(layers), int(vocab_size), dtype, layers)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", 0)
+    graph = onnx_graph.Graph(len(layers), int(vocab_size), dtype, layers, context)
     say(f"traces {len(layers)} layers of {model.config.model_type}")
     program = export(step, graph)
     say("stores its weights")

@@ -36,12 +36,16 @@ class Layer:
 
 @dataclass(frozen=True)
 class Graph:
-    """What graph.json says. `kv_dtype` is the element type of past and present."""
+    """What graph.json says. `kv_dtype` is the element type of past and present.
+
+    `max_position_embeddings` is the context that the model was made for, 0 where that is not known.
+    """
 
     num_layers: int
     vocab_size: int
     kv_dtype: str
     layers: tuple[Layer, ...]
+    max_position_embeddings: int = 0
 
     @classmethod
     def read(cls, folder: Path) -> "Graph":

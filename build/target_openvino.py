@@ -61,6 +61,16 @@ def _check_property(label: str, name: str, value: Any) -> None:
         raise InvalidRecipe(f"{label} must be {rule}, got {value!r}")
 
 
+def check_model(recipe: Recipe, model: dict[str, Any]) -> None:
+    """Refuse a context that is longer than the window of a model that does not look back on all tokens."""
+    window = model.get("sliding_window", 0)
+    if window and recipe.limits.max_model_len > window:
+        raise InvalidRecipe(
+            f"limits.max_model_len must be at most the model's sliding_window ({window}), "
+            f"got {recipe.limits.max_model_len}: the openvino engine keeps and attends to all tokens"
+        )
+
+
 def measured_steps(recipe: Recipe) -> tuple[int, ...]:
     """Tokens in a step, for each way in which the engine computes one: quality is measured for all of them."""
     from tritonforge.engines.openvino import DECODE_MULTIPLE, PREFILL_MIN_TOKENS
@@ -84,7 +94,7 @@ def estimate_bytes_per_block(recipe: Recipe, model: dict[str, Any]) -> int:
     return model["num_layers"] * model["num_kv_heads"] * head
 
 
-def place(quantized: Path, engine_dir: Path) -> None:
+def place(quantized: Path, engine_dir: Path, _recipe: Recipe) -> None:
     """Put the files that the engine reads into `engine_dir`."""
     engine_dir.mkdir(parents=True)
     for name in FILES:
