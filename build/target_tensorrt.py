@@ -12,7 +12,7 @@ import checkout
 import onnx_graph
 import tensorrt_builder
 from recipe import Recipe
-from tensorrt_recipe import KV_DTYPES, check_recipe  # noqa: F401  (check_recipe is the target's)
+from tensorrt_recipe import KV_DTYPES, check_recipe, check_tools  # noqa: F401  (the checks are the target's)
 
 from tritonforge.engines.tensorrt_identity import ALIGNMENT, ENGINE, Identity, Layer, Profile, slot_bytes
 from tritonforge.engines.tensorrt_plan import WORKSPACE_MIB, DevicePlan, cache_len, profiles

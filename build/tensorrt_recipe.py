@@ -1,6 +1,6 @@
 """What a recipe for the tensorrt target may say: everything that can be refused before an engine is built.
 
-The tensorrt target exports `check_recipe` as its own. It asks the installed TensorRT which GPUs it builds for.
+The tensorrt target exports both checks as its own: of the recipe alone, and of what is installed here.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ GPU that the engine is meant for."""
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse what TensorRT does not take or this machine cannot build. Raises InvalidRecipe or SetupError."""
+    """Refuse what no TensorRT takes; needs none. Raises InvalidRecipe."""
     cache, weights = recipe.kv_cache.precision, recipe.weights.precision
     if cache not in KV_DTYPES:
         raise InvalidRecipe(
@@ -71,6 +71,11 @@ def _check_capabilities(recipe: Recipe) -> None:
         least = LEAST_CAPABILITY.get(precision, (8, 0))
         if tuple(map(int, capability.split("."))) < least:
             raise InvalidRecipe(label.format(f"values from {least[0]}.{least[1]} on for {precision} weights"))
+
+
+def check_tools(recipe: Recipe) -> None:
+    """Refuse what the TensorRT that is installed here cannot build on this machine: SetupError or InvalidRecipe."""
+    wanted = recipe.compile.compute_capabilities
     trt = tensorrt_builder.import_flavour()
     offered = tensorrt_builder.offered_capabilities(trt)
     if not offered:
