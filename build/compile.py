@@ -4,7 +4,7 @@
 
 Targets differ here and nowhere else: a target module checks the recipe, places the engine's files and opens the engine.
 One whose engine needs a device that may not be here also has `open_measured`, an engine of the same model to measure
-quality with, and `plan_memory`, which computes what cannot be measured.
+quality with, `plan_memory`, which computes what cannot be measured, and `check_tools`.
 """
 
 import json
@@ -94,6 +94,13 @@ def check_recipe(recipe: Recipe, model: dict[str, Any]) -> None:
     check_fits(recipe, model, target.estimate_bytes_per_block(recipe, model))
 
 
+def check_tools(recipe: Recipe) -> None:
+    """Refuse a recipe whose target's tools are not installed or cannot build what it wants here: SetupError."""
+    target = target_of(recipe)
+    if hasattr(target, "check_tools"):
+        target.check_tools(recipe)
+
+
 def compile_model(
     exported: stage.Done, quantized: stage.Done, recipe: Recipe, out: Path, *, force: bool = False
 ) -> stage.Done:
@@ -106,6 +113,7 @@ def compile_model(
     chain.check_settings(quantized, quantize.settings(recipe), recipe.name)
     model = exported.measurements["model"]
     check_recipe(recipe, model)
+    check_tools(recipe)
 
     def make(folder: Path) -> dict[str, Any]:
         target = target_of(recipe)

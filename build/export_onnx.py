@@ -22,6 +22,10 @@ Say = Callable[[str], None]
 EXAMPLE = {"batch": 3, "tokens": 7, "rows": 5, "cache_len": 16}
 """Sizes that the graph is traced with; all are symbolic in the file. They differ, so that none passes for another."""
 
+PROBE_TOKENS = 12
+DTYPE_TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+"""How far logits may be from those of the model itself, as a part of the largest, by element type."""
+
 
 def check(config: Any) -> None:
     """Refuse a configuration whose model this export cannot express: InvalidCheckpoint says by name what it needs.
@@ -38,11 +42,12 @@ def check(config: Any) -> None:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         trace(prepare(model.eval()))
     except InvalidCheckpoint as error:
-        raise InvalidCheckpoint(f"{name} cannot be exported to ONNX: {error}") from None
-    except Exception as error:
-        reason = str(error).strip().splitlines() or [""]
+        raise InvalidCheckpoint(f"{name} cannot be exported to ONNX: {error.args[0]}") from None
+    except Exception as error:  # models fail in their own ways when control flow depends on values
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise InvalidCheckpoint(
-            f"{name} cannot be exported to ONNX, its step cannot be traced: {type(error).__name__}: {reason[0]}"
+            f"{name} cannot be exported to ONNX: its step cannot be traced without values "
+            f"({type(error).__name__}: {reason})"
         ) from error
 
 
@@ -75,13 +80,18 @@ def trace(step: onnx_step.Step) -> tuple[onnx_graph.Layer, ...]:
 def write(model: Any, folder: Path, say: Say = lambda _line: None) -> onnx_graph.Graph:
     """Write model.onnx, its data and graph.json of a causal language model to `folder`; `say` gets lines of progress.
 
-    The model keeps the registered functions afterwards: it is of no other use.
+    Raises InvalidCheckpoint when the model's step does not say what the model itself says of a whole sequence. The
+    model keeps the registered functions afterwards: it is of no other use.
     """
-    step = prepare(model.eval())
-    layers = trace(step)
     dtype = str(model.dtype).removeprefix("torch.")
     if dtype not in onnx_graph.DTYPES:
         raise InvalidCheckpoint(f"a model must be in one of {', '.join(onnx_graph.DTYPES)}, got {dtype}")
+    ids = torch.arange(PROBE_TOKENS)[None] * 7 % model.get_input_embeddings().weight.shape[0]
+    with torch.no_grad():
+        whole = model.eval()(input_ids=ids, use_cache=False).logits[0].float()
+    step = prepare(model)
+    layers = trace(step)
+    compare(step, ids, whole, DTYPE_TOLERANCE[dtype])
     vocab_size = model.get_output_embeddings().weight.shape[0]
     context = getattr(model.config.get_text_config(), "max_position_embeddings", 0)
     graph = onnx_graph.Graph(len(layers), int(vocab_size), dtype, layers, context)
@@ -91,6 +101,27 @@ def write(model: Any, folder: Path, say: Say = lambda _line: None) -> onnx_graph
     store(program.model, folder)
     graph.write(folder)
     return graph
+
+
+@torch.no_grad()
+def compare(step: onnx_step.Step, ids: torch.Tensor, whole: torch.Tensor, tolerance: float) -> None:
+    """Refuse a step that, in two chunks and beside another sequence, gives other logits than the model in one go.
+
+    `ids` [1, tokens], `whole` [tokens, vocab_size]. A model that counts positions itself, for instance, is found so.
+    """
+    tokens, half = ids.shape[1], ids.shape[1] // 2
+    zeros = torch.zeros(2, dtype=torch.int64)
+    both = torch.cat((ids.flip(1), ids))
+    room = torch.nn.functional.pad(both, (0, half))
+    _, *caches = step(room, zeros, zeros[:1], [])
+    first, *caches = step(both[:, :half], zeros, torch.arange(half, 2 * half), caches)
+    second, *_ = step(both[:, half:], zeros + half, torch.arange(tokens - half, 2 * (tokens - half)), caches)
+    difference = float((torch.cat((first, second)) - whole).abs().max() / whole.abs().max())
+    if not difference <= tolerance:
+        raise InvalidCheckpoint(
+            f"{step.model.config.model_type} cannot be exported to ONNX: computed in chunks over a linear KV cache it "
+            f"must give the logits of the whole sequence within {tolerance:.0e} of the largest, got {difference:.1e}"
+        )
 
 
 def export(step: onnx_step.Step, graph: onnx_graph.Graph) -> Any:

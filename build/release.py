@@ -31,6 +31,7 @@ def build(recipe: Recipe, work: Path, out: Path, force: tuple[str, ...] = ()) ->
     planned = stage.finished(export.plan_stage(located, recipe.format), folder)
     model = planned.measurements["model"] if planned else dataclasses.asdict(export.inspect(located, recipe.format))
     compile_stage.check_recipe(recipe, model)
+    compile_stage.check_tools(recipe)
 
     exported = export.export(located, folder, format=recipe.format, force="export" in force)
     folder = work / f"quantize-{recipe.name}"
