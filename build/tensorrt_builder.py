@@ -16,7 +16,7 @@ import checkout  # noqa: F401  (puts the repository root on sys.path)
 import onnx_graph
 
 from tritonforge.engines.tensorrt_identity import FLAVOURS, Profile
-from tritonforge.errors import EngineFailure, InvalidRecipe, SetupError
+from tritonforge.errors import EngineFailure, InvalidCheckpoint, InvalidRecipe, SetupError
 
 LOG = "build.log"
 INSPECTION = "inspection.json"
@@ -99,13 +99,19 @@ def with_static_cache(model: Any, cache_len: int) -> bytes:
 
 
 def parse(trt: Any, builder: Any, logger: Any, folder: Path, cache_len: int) -> Any:
-    """The network of the graph in `folder`; InvalidRecipe says what TensorRT cannot take."""
+    """The network of the graph in `folder`; InvalidCheckpoint when it is no graph, InvalidRecipe when TensorRT takes
+    it not."""
     import onnx
+    from google.protobuf.message import DecodeError
 
     path = folder / onnx_graph.MODEL
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except (OSError, DecodeError) as error:
+        raise InvalidCheckpoint(f"{path} cannot be read as an ONNX file: {error}") from None
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, logger)
-    content = with_static_cache(onnx.load(path, load_external_data=False), cache_len)
+    content = with_static_cache(model, cache_len)
     if not parser.parse(content, str(path)):
         reasons = [parser.get_error(index).desc().splitlines()[0] for index in range(parser.num_errors)]
         raise InvalidRecipe(f"TensorRT cannot take the graph in {folder}: {'; '.join(reasons) or 'no reason given'}")

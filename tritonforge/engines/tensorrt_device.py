@@ -78,6 +78,16 @@ class Device:
         return f"{self._properties.major}.{self._properties.minor}"
 
     @property
+    def multiprocessors(self) -> int:
+        """Number of its multiprocessors."""
+        return self._properties.multiProcessorCount
+
+    @property
+    def clock_hz(self) -> int:
+        """Its highest clock."""
+        return 1000 * self._call("cudaDeviceGetAttribute", self._cuda.cudaDeviceAttr.cudaDevAttrClockRate, 0)
+
+    @property
     def stream(self) -> int:
         """Handle of the stream, as TensorRT takes it."""
         return int(self._stream)
