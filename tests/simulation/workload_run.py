@@ -1,6 +1,7 @@
 """Runs one random workload on the simulated engine and checks every promise of the scheduler after each step.
 
-Reproduce one with `python -m tests.simulation.soak --seed SEED`.
+Workloads on a linear KV cache run on the logic that the linear engines share. Reproduce one with
+`python -m tests.simulation.soak --seed SEED`, and --linear for a linear one.
 """
 
 import random
@@ -8,10 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from slot_engine import SlotEngine
 from workloads import VOCAB, Job, Workload
 
 from tritonforge.blocks import BlockManager
-from tritonforge.engines.base import EngineSpec, SequenceStep
+from tritonforge.engines.base import Engine, EngineSpec, SequenceStep
+from tritonforge.engines.linear_calls import CallLimits
 from tritonforge.engines.simulated import SimulatedEngine, logits_of
 from tritonforge.errors import InvalidRequest, Overloaded
 from tritonforge.request import FinishReason, Phase, Request, StepPlan
@@ -36,6 +39,23 @@ def choose(best: int, sample: int) -> int:
     return (int(best) + sample) % VOCAB
 
 
+def engine_of(workload: Workload) -> Engine:
+    """The engine of the workload's KV layout; calls of a linear one are as various as the workloads are."""
+    if not workload.linear:
+        return SimulatedEngine(EngineSpec(VOCAB, 64, workload.block_size, workload.num_blocks))
+    rng = random.Random(f"calls {workload.seed}")
+    limits = CallLimits(
+        views=rng.choice(((64,), (8, 16, 32, 64))),
+        max_tokens=rng.choice((5, 40)),
+        max_wide_rows=rng.choice((1, 3)),
+        max_logit_rows=rng.choice((2, 40)),
+        narrow_tokens=rng.choice((1, 4, 16)),
+        widths=rng.choice(((), (8, 16))),
+        call_cost=rng.choice((0, 4, 100)),
+    )
+    return SlotEngine(EngineSpec(VOCAB, workload.block_size, workload.block_size, workload.num_blocks), limits)
+
+
 @dataclass(eq=False)
 class Run:
     """A workload on its way through a scheduler and the simulated engine; `run` is all there is to call."""
@@ -46,8 +66,8 @@ class Run:
     def __post_init__(self) -> None:
         workload = self.workload
         self.rng = random.Random(~workload.seed)
-        self.engine = SimulatedEngine(EngineSpec(VOCAB, 64, workload.block_size, workload.num_blocks))
-        blocks = BlockManager(workload.num_blocks, workload.block_size)
+        self.engine = engine_of(workload)
+        blocks = BlockManager(workload.num_blocks, workload.block_size, linear=workload.linear)
         self.scheduler = Scheduler(workload.config, blocks, self.propose if workload.speculates else None)
         self.jobs: dict[Request, Job] = {}
         self.sample_of: dict[Request, int] = {}
@@ -118,12 +138,12 @@ class Run:
     def step(self) -> None:
         plan = self.scheduler.schedule()
         self.check_plan(plan)
+        self.engine.copy_blocks(plan.copies)
+        self.tally["copies"] += len(plan.copies)
         if self.rng.random() < self.workload.failing_steps:
             for work in plan.work:
                 self.fail(work.request, "failed step")
             return
-        self.engine.copy_blocks(plan.copies)
-        self.tally["copies"] += len(plan.copies)
         sampled = self.compute(plan)
         for event in self.scheduler.commit(plan, sampled):
             self.told[event.request].append(event.token_id)

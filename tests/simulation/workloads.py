@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tritonforge.scheduler import SchedulerConfig
 
@@ -40,6 +40,7 @@ class Workload:
     draft_quality: float
     failing_steps: float
     failing_rows: float
+    linear: bool = False
 
     @classmethod
     def random(cls, seed: int) -> "Workload":
@@ -70,6 +71,20 @@ class Workload:
             draft_quality=rng.choice((0.0, 0.5, 0.9, 1.0)),
             failing_steps=rng.choice((0.0, 0.0, 0.0, 0.03)),
             failing_rows=rng.choice((0.0, 0.0, 0.0, 0.02)),
+        )
+
+    @classmethod
+    def random_linear(cls, seed: int) -> "Workload":
+        """The same jobs on a linear KV cache: each sequence has a slot as long as the longest, rarely one too short."""
+        paged = cls.random(seed)
+        rng = random.Random(f"linear {seed}")
+        longest = max(len(job.prompt) + job.max_tokens for job in paged.jobs)
+        seats = paged.config.max_num_seqs
+        return replace(
+            paged,
+            block_size=max(1, longest - (rng.random() < 0.05)),
+            num_blocks=rng.choice((1, 2, seats, seats + 1, 2 * seats)),
+            linear=True,
         )
 
 
