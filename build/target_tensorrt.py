@@ -180,7 +180,12 @@ def plan_memory(recipe: Recipe, engine_dir: Path) -> dict[str, int]:
 
 
 def open_measured(quantized: Path, engine_dir: Path, engine_config: dict[str, Any]) -> Any:
-    """The engine that quality is measured with where there may be no GPU: ONNX Runtime on the quantized graph."""
+    """The engine that quality is measured with: ONNX Runtime on the quantized graph, on the CPU.
+
+    Its CPU provider has no attention in bfloat16; such an engine measures itself, on the GPU that check_tools asked for.
+    """
+    if engine_config["kv_cache_precision"] == "bf16":
+        return open_engine(engine_dir, engine_config)
     from tritonforge.engines.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine(quantized, {**engine_config, "properties": {}})

@@ -88,9 +88,13 @@ def check_tools(recipe: Recipe) -> None:
             f"builds for here, got {', '.join(missing)}"
         )
     if recipe.compile.properties.get("strip_weights"):
-        try:
-            require_driver()
-        except SetupError as error:
-            raise SetupError(
-                f"compile.properties.strip_weights needs a GPU where it is built: {Exception.__str__(error)}"
-            ) from None
+        _need_gpu("compile.properties.strip_weights needs a GPU where it is built")
+    if recipe.kv_cache.precision == "bf16":
+        _need_gpu("kv_cache.precision bf16 needs a GPU where it is built: its quality cannot be measured on a CPU")
+
+
+def _need_gpu(why: str) -> None:
+    try:
+        require_driver()
+    except SetupError as error:
+        raise SetupError(f"{why}: {Exception.__str__(error)}") from None

@@ -204,3 +204,21 @@ def test_an_engine_without_weights_is_built_only_where_a_gpu_is(monkeypatch):
     stripped = {"compute_capabilities": ["8.9"], "properties": {"strip_weights": True}}
     with pytest.raises(SetupError, match=r"strip_weights needs a GPU where it is built: no NVIDIA driver"):
         target.check_tools(changed(compile=stripped))
+
+
+def test_bfloat16_is_built_only_where_its_quality_can_be_measured(monkeypatch):
+    """ONNX Runtime has no attention in bfloat16 on a CPU: the build would fail after all work was done."""
+
+    def absent():
+        raise SetupError("no NVIDIA driver")
+
+    monkeypatch.setattr(tensorrt_builder, "import_flavour", lambda: Offers())
+    bf16 = changed(
+        weights={"precision": "bf16"}, kv_cache={"precision": "bf16"}, compile={"compute_capabilities": ["8.9"]}
+    )
+    target.check_recipe(bf16)
+    monkeypatch.setattr(tensorrt_recipe, "require_driver", absent)
+    with pytest.raises(SetupError, match=r"bf16 needs a GPU where it is built: its quality .*: no NVIDIA driver"):
+        target.check_tools(bf16)
+    monkeypatch.setattr(tensorrt_recipe, "require_driver", lambda: 1)
+    target.check_tools(bf16)
