@@ -157,21 +157,24 @@ class PromptLookup:
 
 
 class Drafting:
-    """Whether one request drafts. It begins when the next step alone would pay for beginning and ending it; it ends
-    when the mean over some steps does not pay for the drafts."""
+    """Whether one request drafts. It begins when the next step alone would pay for its share of beginning and ending;
+    it ends when the mean over some steps does not pay for the drafts."""
 
     def __init__(self, cost: StepCost) -> None:
         self.on = False
         self._mean = 0.0
-        self._begin = cost.of_draft(DRAFT_LENGTH) + 2 * cost.per_change
+        self._cost = cost
         self._end = STOP_MARGIN * cost.of_draft(DRAFT_LENGTH)
 
-    def update(self, gain: float) -> bool:
-        """Take the expected gain of a draft in the next step, in the unit of the cost; return whether to make it."""
+    def update(self, gain: float, num_running: int) -> bool:
+        """Take the expected gain of a draft in the next step, in the unit of the cost; return whether to make it.
+
+        A step changes its number of rows once, however many sequences begin: so they share what that costs.
+        """
         if self.on:
             self._mean += (gain - self._mean) / MEAN_STEPS
             self.on = self._mean >= self._end
-        elif gain >= self._begin:
+        elif gain >= max(self._end, self._cost.of_draft(DRAFT_LENGTH) + 2 * self._cost.per_change / num_running):
             self.on, self._mean = True, gain
         return self.on
 
@@ -202,8 +205,9 @@ class Speculation:
         lookup, drafting = self._followed[request.key]
         for token_id in request.output_ids[len(lookup) - len(request.prompt_ids) :]:
             lookup.append(token_id)
-        value = self._cost.per_token(max(1, self._num_running()))
-        if not drafting.update(lookup.expected(DRAFT_LENGTH) * value) or most < DRAFT_LENGTH:
+        num_running = max(1, self._num_running())
+        gain = lookup.expected(DRAFT_LENGTH) * self._cost.per_token(num_running)
+        if not drafting.update(gain, num_running) or most < DRAFT_LENGTH:
             return ()
         return lookup.propose(DRAFT_LENGTH) or [request.tokens(len(lookup) - 1, len(lookup))[0]] * DRAFT_LENGTH
 
