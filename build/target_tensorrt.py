@@ -38,8 +38,6 @@ SOURCES = (
 WEIGHTS = ENGINE
 SPARE_BLOCKS = 0
 
-TIMING_CACHE = checkout.ROOT / "artifacts" / "tensorrt-timing.cache"
-
 
 def check_model(recipe: Recipe, model: dict[str, Any]) -> None:
     """InvalidRecipe when the KV cache alone is larger than device_memory_mib; the whole plan is checked when built."""
@@ -102,11 +100,8 @@ def place(quantized: Path, engine_dir: Path, recipe: Recipe) -> None:
         optimization_level=properties.get("optimization_level", -1),
     )
     engine_dir.mkdir(parents=True)
-    timing_cache = TIMING_CACHE.read_bytes() if TIMING_CACHE.is_file() else b""
-    built = tensorrt_builder.build(quantized, wanted, graph.num_layers, engine_dir, timing_cache)
+    built = tensorrt_builder.build(quantized, wanted, graph.num_layers, engine_dir, checkout.ROOT / "artifacts")
     _write(engine_dir / ENGINE, built.engine)
-    if built.timing_cache is not None:
-        _write(TIMING_CACHE, built.timing_cache)
     if stripped:
         _place_weights(quantized, engine_dir, length)
     identity = Identity(
@@ -182,7 +177,7 @@ def plan_memory(recipe: Recipe, engine_dir: Path) -> dict[str, int]:
 def open_measured(quantized: Path, engine_dir: Path, engine_config: dict[str, Any]) -> Any:
     """The engine that quality is measured with: ONNX Runtime on the quantized graph, on the CPU.
 
-    Its CPU provider has no attention in bfloat16; such an engine measures itself, on the GPU that check_tools asked for.
+    Its CPU provider has no attention in bfloat16: such an engine measures itself, on the GPU that check_tools wants.
     """
     if engine_config["kv_cache_precision"] == "bf16":
         return open_engine(engine_dir, engine_config)

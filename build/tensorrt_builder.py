@@ -6,6 +6,7 @@ a process without a driver. TensorRT itself builds for the GPU that it finds.
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -45,7 +46,6 @@ class Built:
     flavour: str
     version: str
     layer_counts: dict[str, int]
-    timing_cache: bytes | None
 
 
 def import_flavour() -> Any:
@@ -109,7 +109,8 @@ def parse(trt: Any, builder: Any, logger: Any, folder: Path, cache_len: int) -> 
         model = onnx.load(path, load_external_data=False)
     except (OSError, DecodeError) as error:
         raise InvalidCheckpoint(f"{path} cannot be read as an ONNX file: {error}") from None
-    network = builder.create_network(0)
+    typed = trt.NetworkDefinitionCreationFlag.__members__.get("STRONGLY_TYPED")  # the only kind from TensorRT 11 on
+    network = builder.create_network(0 if typed is None else 1 << int(typed))
     parser = trt.OnnxParser(network, logger)
     content = with_static_cache(model, cache_len)
     if not parser.parse(content, str(path)):
@@ -151,7 +152,7 @@ def add_profile(builder: Any, config: Any, network: Any, profile: Profile) -> No
         raise EngineFailure(f"TensorRT does not take the profile {profile}")
 
 
-def configure(trt: Any, builder: Any, network: Any, wanted: Wanted, timing_cache: bytes) -> Any:
+def configure(trt: Any, builder: Any, network: Any, wanted: Wanted) -> Any:
     """The builder configuration of `wanted`."""
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
@@ -173,14 +174,31 @@ def configure(trt: Any, builder: Any, network: Any, wanted: Wanted, timing_cache
         for index, capability in enumerate(wanted.compute_capabilities):
             member = getattr(trt.ComputeCapability, "SM" + capability.replace(".", ""))
             config.set_compute_capability(member, index)
-    else:  # TensorRT times kernels while it builds; for RTX kernels are made where the engine runs
-        config.set_timing_cache(config.create_timing_cache(timing_cache), ignore_mismatch=False)
     return config
 
 
-def build(folder: Path, wanted: Wanted, num_layers: int, out: Path, timing_cache: bytes = b"") -> Built:
+def reuse_timings(trt: Any, config: Any, folder: Path | None) -> Callable[[], None]:
+    """Let the builder use timings of earlier builds in `folder`; the function that comes back keeps those of this one.
+
+    TensorRT times kernels while it builds. For RTX there is nothing to time: kernels are made where the engine runs.
+    """
+    if folder is None or offered_capabilities(trt):
+        return lambda: None
+    path = folder / f"tensorrt-timing-{trt.__version__}.cache"
+    cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
+    config.set_timing_cache(cache, ignore_mismatch=False)
+
+    def keep() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(memoryview(config.get_timing_cache().serialize()))
+
+    return keep
+
+
+def build(folder: Path, wanted: Wanted, num_layers: int, out: Path, timings: Path | None = None) -> Built:
     """Build the graph in `folder`; writes build.log and inspection.json to `out`.
 
+    `timings` is the folder in which timings of kernels are kept from build to build, where the flavour takes any.
     Raises InvalidRecipe when the graph cannot be taken, EngineFailure when no engine comes out.
     """
     trt = import_flavour()
@@ -191,7 +209,8 @@ def build(folder: Path, wanted: Wanted, num_layers: int, out: Path, timing_cache
         network = parse(trt, builder, logger, folder, wanted.cache_len)
         counts = count_layers(network)
         check_layers(counts, num_layers)
-        config = configure(trt, builder, network, wanted, timing_cache)
+        config = configure(trt, builder, network, wanted)
+        keep_timings = reuse_timings(trt, config, timings)
         engine = builder.build_serialized_network(network, config)
     finally:
         (out / LOG).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -202,8 +221,8 @@ def build(folder: Path, wanted: Wanted, num_layers: int, out: Path, timing_cache
         )
     inspection = {"network_layers": counts, "tensors": tensors(network)}
     (out / INSPECTION).write_text(json.dumps(inspection, indent=2) + "\n", encoding="utf-8")
-    timed = None if offered_capabilities(trt) else bytes(memoryview(config.get_timing_cache().serialize()))
-    return Built(engine, trt.__name__, trt.__version__, counts, timed)
+    keep_timings()
+    return Built(engine, trt.__name__, trt.__version__, counts)
 
 
 def tensors(network: Any) -> dict[str, list]:

@@ -80,7 +80,9 @@ def check_tools(recipe: Recipe) -> None:
     offered = tensorrt_builder.offered_capabilities(trt)
     if not offered:
         require_driver()
-        offered = (Device().compute_capability,)
+        device = Device()
+        offered = (device.compute_capability,)
+        device.close()
     missing = [capability for capability in wanted if capability not in offered]
     if missing:
         raise InvalidRecipe(
