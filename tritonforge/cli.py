@@ -1,4 +1,4 @@
-"""The command `tritonforge`: serve, generate, chat, plan, verify. An error is one line on stderr and an exit code."""
+"""The command `tritonforge`: serve, generate, chat, plan, capacity, verify. Errors are one line and an exit code."""
 
 import argparse
 import contextlib
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from tritonforge import __version__
-from tritonforge.errors import TritonForgeError
+from tritonforge.errors import SetupError, TritonForgeError
 from tritonforge.release import Release
 
 EXIT_FAILED = 1
@@ -114,6 +114,17 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def capacity(arguments: argparse.Namespace) -> int:
+    """Find the highest rate at which a contract holds; with settings to sweep, the best of them."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "loadtests" / "capacity_command.py").is_file():
+        raise SetupError("capacity needs the load tests, which no package holds; run it from a checkout of the project")
+    sys.path.insert(0, str(root))
+    from loadtests import capacity_command
+
+    return capacity_command.run(arguments)
+
+
 def _announce(release: Release, grpc_url: str, http_url: str, metrics_url: str) -> None:
     print(f"serving {release.name}, digest {release.digest[:16]}")
     print(f"  gRPC     {grpc_url}")
@@ -142,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     many.add_argument("--system", help="the system message")
     many.set_defaults(run=chat)
     _add_plan(commands)
+    _add_capacity(commands)
     check = commands.add_parser("verify", help="compare a release with its manifest")
     check.add_argument("release", type=Path)
     check.set_defaults(run=verify)
@@ -168,6 +180,27 @@ def _add_plan(commands) -> None:
     command.add_argument("--sequences", type=int, metavar="N", help="sequences that are to fit at once")
     command.add_argument("--memory", type=int, metavar="MIB", help="size the KV cache for a process of so many MiB")
     command.set_defaults(run=plan)
+
+
+def _add_capacity(commands) -> None:
+    command = commands.add_parser("capacity", help="the highest rate at which a contract still holds, and the knee")
+    command.add_argument("--contract", type=Path, required=True, help="contract file (TOML)")
+    command.add_argument("--profile", help="the profile to search, when the contract has several")
+    command.add_argument("--release", type=Path, help="the release; served on free ports unless --url is given")
+    command.add_argument("--url", help="gRPC endpoint of a server that runs already")
+    command.add_argument("--out", type=Path, help="report folder (default: artifacts/capacity/<contract name>)")
+    command.add_argument("--start", type=float, metavar="R", help="first rate, requests/s (default: the contract's)")
+    command.add_argument("--tolerance", type=float, default=0.1, help="relative width of the result (default: 0.1)")
+    command.add_argument("--min-seconds", type=float, default=30.0, metavar="S", help="of a trial (default: 30)")
+    command.add_argument("--max-rate", type=float, default=1000.0, metavar="R", help="do not go beyond (default: 1000)")
+    command.add_argument("--max-trials", type=int, default=14, metavar="N", help="of one search (default: 14)")
+    command.add_argument("--seed", type=int, default=1, help="of the arrivals (default: 1)")
+    command.add_argument(
+        "--sweep", action="append", metavar="LIMIT=A,B", help="try these values of a scheduler limit; repeatable"
+    )
+    command.add_argument("--recipe", type=Path, help="with --sweep: the recipe of the release")
+    command.add_argument("--write-recipe", type=Path, metavar="FILE", help="where to write it with the best limits")
+    command.set_defaults(run=capacity)
 
 
 def _request_parser() -> argparse.ArgumentParser:
