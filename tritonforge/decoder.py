@@ -20,10 +20,14 @@ from tritonforge.messages import parse_tools
 from tritonforge.request import FinishReason
 from tritonforge.scheduler import Scheduler
 from tritonforge.scheduler_config import SchedulerConfig
-from tritonforge.speculation import Speculation
+from tritonforge.speculation import Speculation, StepCost
 from tritonforge.structured import Grammars
 from tritonforge.text import Decode, Tokenizer
 from tritonforge.tool_calls import ToolCallFormat, detect_format, parse
+
+LINEAR_COST = StepCost(fixed=0.93, per_sequence=0.07, per_draft=0.9, per_draft_token=0.05, per_change=0.0)
+"""What drafts cost on a linear KV cache: beside decodes of one token they take a call of their own, which costs almost
+what the whole step of one sequence does. Another number of rows costs nothing there."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,9 @@ def load_loop(
 ) -> EngineLoop:
     """The engine loop of `config`, not started yet, with the engine files of the decoder's version folder."""
     engine = load_engine(config.engine, folder / "engine", config.engine_config)
-    speculation = Speculation(lambda: scheduler.num_running)
-    scheduler = Scheduler(config.scheduler, load_blocks(engine.spec), speculation.propose)
+    blocks = load_blocks(engine.spec)
+    speculation = Speculation(lambda: scheduler.num_running, LINEAR_COST if blocks.linear else None)
+    scheduler = Scheduler(config.scheduler, blocks, speculation.propose)
     return EngineLoop(engine, scheduler, decode, config.stop_token_ids, forget=speculation.forget, on_death=on_death)
 
 
