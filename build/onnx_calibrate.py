@@ -78,6 +78,7 @@ def open_session(folder: Path, extra_outputs: list[str]):
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in present)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # else inputs are rounded to int8
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / onnx_graph.MODEL

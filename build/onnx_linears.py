@@ -1,6 +1,7 @@
 """The linear layers of an ONNX step graph: products of a computed input and a stored matrix, and who shares an input.
 
-Quantizers ask it what there is to quantize. A tied head, and the head as such, stays as it is: see docs/quantization.md.
+Quantizers ask it what there is to quantize. The head, tied or not, and routers of experts stay as they are: see
+docs/quantization.md.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from tritonforge.errors import InvalidCheckpoint
+
+ROUTING = frozenset(("Softmax", "Sigmoid", "Cast", "Reshape", "Add"))
+"""What may lie between the scores of experts and the choice of the best ones."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,24 @@ def is_head(model: ir.Model, linear: Linear) -> bool:
     return len(linear.weight.uses()) > 1 or _reaches(linear.node, model.graph.outputs[0])
 
 
+def is_router(linear: Linear) -> bool:
+    """Whether a layer's output chooses experts: it goes to a TopK, over softmax, bias and shape at most."""
+    waiting, passed = [linear.node], set()
+    while waiting:
+        for use in waiting.pop().outputs[0].uses():
+            if use.node.op_type == "TopK":
+                return True
+            if use.node.op_type in ROUTING and use.node not in passed:
+                passed.add(use.node)
+                waiting.append(use.node)
+    return False
+
+
 def groups(model: ir.Model) -> list[list[Linear]]:
     """The layers to quantize, those with the same input together (query, key and value; gate and up)."""
     by_input: dict[ir.Value, list[Linear]] = {}
     for linear in find(model):
-        if not is_head(model, linear):
+        if not is_head(model, linear) and not is_router(linear):
             by_input.setdefault(linear.node.inputs[0], []).append(linear)
     return list(by_input.values())
 

@@ -56,7 +56,7 @@ def onto_grid(scaled: np.ndarray, grid: str) -> np.ndarray:
 
 
 def quantize_columns(matrix: np.ndarray, grid: str, compute: str) -> Quantized:
-    """One scale for each output column of [in, out]; for each expert and column, as one block, of [experts, in, out]."""
+    """One scale for each output column of [in, out]; of [experts, in, out] for each expert and column, as one block."""
     scale = rounded_scale(np.abs(matrix).max(axis=-2, keepdims=True), grid, compute)
     values = onto_grid(matrix / scale, grid)
     if matrix.ndim == 2:

@@ -2,7 +2,7 @@
 
     x W  =  (x / s) (diag(s) W)        s: one positive factor for each input channel
 
-SmoothQuant (Xiao et al., arXiv 2211.10438) takes from inputs with outliers what weights can bear, so that both fit int8.
+SmoothQuant (Xiao et al., arXiv 2211.10438) takes from inputs with outliers what weights can bear: both then fit int8.
 AWQ (Lin et al., arXiv 2306.00978) enlarges the weights of channels that carry much, so that int4 rounds them finer.
 `apply` changes the graph; the searches are functions on arrays. quantize_onnx is the caller.
 """

@@ -1,7 +1,7 @@
 """Quantizes an ONNX step graph: weights, and for w8a8 and fp8 inputs, in QuantizeLinear / DequantizeLinear form.
 
-The quantize stage calls `shrink`. The graph that comes out is what TensorRT compiles and ONNX Runtime measures; what the
-methods are, and why no library's quantizer does this, is in docs/quantization.md.
+The quantize stage calls `shrink`. The graph that comes out is what TensorRT compiles and ONNX Runtime measures. What
+the methods are, and why no library's quantizer does this, is in docs/quantization.md.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,14 @@ from recipe import Weights
 from tritonforge.errors import InvalidCheckpoint, InvalidRecipe
 
 PACKAGES = ("onnxruntime", "ml_dtypes")
-SOURCES = tuple(
-    f"build/{name}.py"
-    for name in "quantize_onnx onnx_calibrate onnx_convert onnx_graph onnx_linears onnx_qdq onnx_scaling".split()
+SOURCES = (
+    "build/quantize_onnx.py",
+    "build/onnx_calibrate.py",
+    "build/onnx_convert.py",
+    "build/onnx_graph.py",
+    "build/onnx_linears.py",
+    "build/onnx_qdq.py",
+    "build/onnx_scaling.py",
 )
 METHODS = {
     "fp32": ("",),
@@ -79,8 +84,8 @@ def plan(weights: Weights, kv_precision: str) -> tuple[str, str]:
         raise InvalidRecipe(f"weights.precision must be one of {', '.join(METHODS)} for ONNX, got {precision!r}")
     if kv_precision not in KV:
         raise InvalidRecipe(
-            f"kv_cache.precision must be one of {', '.join(KV)} for ONNX, got {kv_precision!r}: TensorRT's KVCacheUpdate "
-            "takes no 8-bit cache, and in ONNX Runtime every step would dequantize the whole cache"
+            f"kv_cache.precision must be one of {', '.join(KV)} for ONNX, got {kv_precision!r}: TensorRT's "
+            "KVCacheUpdate takes no 8-bit cache, and in ONNX Runtime every step would dequantize the whole cache"
         )
     if OWN_KV.get(precision, kv_precision) != kv_precision:
         raise InvalidRecipe(
@@ -132,7 +137,7 @@ def int4(graph: ir.Graph, group: list[Linear], seen: Seen | None, block_size: in
 
 
 def w8a8(graph: ir.Graph, group: list[Linear], seen: Seen, compute: str, *, smooth: bool) -> None:
-    """Weights by output column, the input with one static scale; with SmoothQuant after outliers moved to the weights."""
+    """Weights by output column, the input with one static scale; SmoothQuant moves outliers into the weights first."""
     largest = seen.largest
     if smooth and all(linear.weight.shape.rank() == 2 for linear in group):
         chosen = scaling.search_smooth(seen, [linear.matrix() for linear in group], compute)
