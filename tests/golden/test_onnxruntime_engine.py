@@ -186,9 +186,15 @@ def rename(folder, old, new):
         ({"kv_cache_precision": "f16"}, r"kv_cache_precision must be .*that of the graph \(float32\).*got 'f16'"),
         ({"vocab_size": 41}, "vocab_size must be the graph's 40, got 41"),
         ({"block_size": 32}, "block_size must be max_model_len 600 for a linear KV cache, got 32"),
+        ({"num_slots": 1 << 20}, r"num_blocks must be at most \d+: a slot of 640 positions takes .* MiB are free"),
         ({"properties": {"threads": 2}}, "properties.threads must be one of intra_op_num_threads, allow_spinning"),
     ],
 )
 def test_a_configuration_that_does_not_fit_the_graph_is_refused_by_field_and_value(folder, fields, words):
     with pytest.raises(InvalidRequest, match=words):
         open_engine(folder, **fields)
+
+
+def test_an_unknown_engine_is_refused_by_name(folder):
+    with pytest.raises(ReleaseMismatch, match="engine must be one of openvino, onnxruntime, tensorrt, got 'onyx'"):
+        load_engine("onyx", folder, config())

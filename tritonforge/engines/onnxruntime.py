@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from tritonforge.available_memory import available_bytes
 from tritonforge.engines.base import EngineSpec
 from tritonforge.engines.linear import LinearEngine, cache_len_for
 from tritonforge.engines.linear_calls import CallLimits, LinearCall
 from tritonforge.errors import EngineFailure, InvalidRequest, ReleaseMismatch
+from tritonforge.memory_plan import MIB
 
 MODEL = "model.onnx"
 WEIGHTS = "model.onnx.data"
@@ -153,11 +155,21 @@ class OnnxRuntimeEngine(LinearEngine):
         self._bindings: dict[tuple[int, int, int], ort.IOBinding] = {}
 
     def _allocate(self, layers: Sequence[dict[str, int]], cache_len: int) -> list[CacheLayer]:
-        """One allocation for all rows and layers, touched: memory that is not there is missed now, not by a request."""
+        """One allocation for all rows and layers, touched: memory that is not there is missed now, not by a request.
+
+        Raises InvalidRequest when there is less memory than the rows need.
+        """
         sizes = [self.spec.num_blocks * layer["kv_heads"] * cache_len * layer["head_size"] for layer in layers]
         step = ALIGNMENT // self._dtype.itemsize
         padded = [-(-size // step) * step for size in sizes]
-        arena = np.empty(2 * sum(padded) + step, self._dtype)
+        elements = 2 * sum(padded) + step
+        row_bytes, free = elements * self._dtype.itemsize // self.spec.num_blocks, available_bytes()
+        if row_bytes * self.spec.num_blocks > free:
+            raise InvalidRequest(
+                f"num_blocks must be at most {free // row_bytes}: a slot of {cache_len} positions takes "
+                f"{row_bytes // MIB} MiB, and {free // MIB} MiB are free; got {self.spec.num_blocks}"
+            )
+        arena = np.empty(elements, self._dtype)
         arena.fill(0)
         begin = -arena.ctypes.data % ALIGNMENT // self._dtype.itemsize
         caches = []
