@@ -102,6 +102,7 @@ def open_session(model_dir: Path, properties: dict[str, Any]) -> ort.InferenceSe
         "session.intra_op.allow_spinning", str(int(properties.get("allow_spinning", True)))
     )
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # activations stay as they are
     try:
         return ort.InferenceSession(model_dir / MODEL, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the runtime's exceptions share no base but Exception
