@@ -47,7 +47,8 @@ def probe(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
     before, _ = resident_bytes()
     engine = module.open_engine(folder, engine_config)
     loaded, load_peak = resident_bytes()
-    most = loaded
+    fill(engine, limits["max_num_batched_tokens"])
+    most = max(loaded, resident_bytes()[0])
     for step in steps(engine, limits["max_num_seqs"], limits["max_num_batched_tokens"]):
         engine.step(step)
         most = max(most, resident_bytes()[0])
@@ -57,6 +58,18 @@ def probe(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
         "loaded_bytes": loaded - before,
         "step_bytes": most - loaded,
     }
+
+
+def fill(engine: Engine, max_num_batched_tokens: int) -> None:
+    """Fill all slots of a linear cache, which computes behind computed tokens only; a paged one needs nothing."""
+    spec = engine.spec
+    if spec.block_size < spec.max_model_len:
+        return
+    longest = spec.max_model_len - 1
+    chunk = min(max_num_batched_tokens, longest)
+    for start in range(0, longest, chunk):
+        engine.step([SequenceStep([0] * min(chunk, longest - start), start, [0])])
+    engine.copy_blocks([(0, slot) for slot in range(1, spec.num_blocks)])
 
 
 def steps(engine: Engine, max_num_seqs: int, max_num_batched_tokens: int) -> list[list[SequenceStep]]:

@@ -19,6 +19,8 @@ FORMATS = {"openvino": "openvino", "onnxruntime": "onnx", "tensorrt": "onnx"}
 """The model format that each compile target takes: export and quantize depend on the format only."""
 WEIGHTS = {"openvino": ("bf16", "int8", "int4"), "onnx": ("fp32", "fp16", "bf16", "int8", "int4", "fp8", "w8a8")}
 """The weight precisions of each format; w8a8 is 8-bit integers for weights and activations."""
+METHODS = {"int8": ("rtn",), "int4": ("awq", "rtn"), "fp8": ("rtn",), "w8a8": ("smoothquant", "rtn")}
+"""The methods by which the onnx format gets to a precision; the first one is the usual one."""
 LINEAR = ("onnxruntime", "tensorrt")
 """Targets with a linear KV cache: a block is one sequence's slot of max_model_len tokens."""
 KV_CACHE = ("u8", "f16", "bf16", "f32", "fp8", "int8")
@@ -194,8 +196,13 @@ class Recipe:
             raise InvalidRecipe(
                 f"weights.precision must be one of {known} for the {target} target, got {weights.precision!r}"
             )
-        if weights.method and self.format != "onnx":
-            raise InvalidRecipe(f"weights.method must not be given for the {target} target, got {weights.method!r}")
+        methods = METHODS.get(weights.precision, ()) if self.format == "onnx" else ()
+        if weights.method and weights.method not in methods:
+            rule = f"be one of {', '.join(methods)}" if methods else "not be given"
+            raise InvalidRecipe(
+                f"weights.method must {rule} for {weights.precision} weights of the {target} target, "
+                f"got {weights.method!r}"
+            )
 
     def _check_cache(self) -> None:
         limits, cache, target = self.limits, self.kv_cache, self.compile.target

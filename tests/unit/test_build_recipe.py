@@ -82,7 +82,11 @@ def test_the_three_precisions_are_shipped():
             "weights.precision must be one of bf16, int8, int4 for the openvino target, got 'fp8'",
         ),
         ("weights.method", "gptq", "weights.method must be one of"),
-        ("weights.method", "awq", "weights.method must not be given for the openvino target, got 'awq'"),
+        (
+            "weights.method",
+            "awq",
+            "weights.method must not be given for int8 weights of the openvino target, got 'awq'",
+        ),
         ("kv_cache.slots", 4, "kv_cache.slots must not be given for the openvino target, got 4"),
         ("kv_cache.memory_mib", ..., "kv_cache.memory_mib is missing"),
         ("compile.target", "cuda", "compile.target must be one of openvino, onnxruntime, tensorrt, got 'cuda'"),
@@ -127,6 +131,47 @@ def test_a_slot_of_a_linear_cache_is_one_block_as_long_as_the_context():
 def test_the_size_of_a_linear_cache_is_said_in_slots_only(cache, complaint):
     with pytest.raises(InvalidRecipe, match=complaint):
         Recipe.from_dict({**VALID, **LINEAR, "kv_cache": {"precision": "f32", **cache}})
+
+
+def test_a_method_must_be_one_of_its_precision():
+    def weights(precision, method):
+        return Recipe.from_dict({**VALID, **LINEAR, "weights": {"precision": precision, "method": method}}).weights
+
+    assert weights("w8a8", "smoothquant").method == "smoothquant"
+    with pytest.raises(
+        InvalidRecipe, match=r"weights.method must be one of awq, rtn for int4 weights .* 'smoothquant'"
+    ):
+        weights("int4", "smoothquant")
+    with pytest.raises(InvalidRecipe, match=r"weights.method must not be given for fp32 weights"):
+        weights("fp32", "rtn")
+
+
+def test_memory_of_a_linear_cache_is_measured_behind_computed_tokens():
+    """A slot computes only what follows its computed tokens: all slots are filled to the longest context first."""
+    import engine_memory
+
+    from tritonforge.engines.base import EngineSpec
+
+    computed = dict.fromkeys(range(4), 0)
+
+    class Engine:
+        spec = EngineSpec(vocab_size=100, max_model_len=100, block_size=100, num_blocks=4)
+
+        def step(self, sequences):
+            assert len({sequence.block_table[0] for sequence in sequences}) == len(sequences), "a slot for each"
+            for sequence in sequences:
+                (slot,) = sequence.block_table
+                assert sequence.num_computed_tokens <= computed[slot]
+                computed[slot] = max(computed[slot], sequence.num_computed_tokens + len(sequence.token_ids))
+
+        def copy_blocks(self, copies):
+            computed.update({target: computed[source] for source, target in copies})
+
+    engine = Engine()
+    engine_memory.fill(engine, 32)
+    for step in engine_memory.steps(engine, 4, 32):
+        engine.step(step)
+    assert set(computed.values()) == {100}
 
 
 def test_an_integer_will_do_for_a_number_but_stays_no_boolean():
