@@ -98,6 +98,15 @@ def test_a_checkpoint_that_cannot_be_built_is_refused(folder, file, values, comp
         checkpoint.inspect_folder(folder)
 
 
+def test_the_onnx_format_takes_other_architectures_but_no_custom_code(folder):
+    """Which ones it can express is not known from a name: the export traces the model."""
+    edit(folder / "config.json", model_type="olmo2")
+    assert checkpoint.inspect_folder(folder, "onnx").model_type == "olmo2"
+    edit(folder / "config.json", auto_map={"AutoModel": "modeling.py"})
+    with pytest.raises(InvalidCheckpoint, match="custom code"):
+        checkpoint.inspect_folder(folder, "onnx")
+
+
 def test_a_checkpoint_without_any_stop_token_is_refused(folder):
     edit(folder / "config.json", eos_token_id=...)
     (folder / "tokenizer.json").write_text("{}")

@@ -213,6 +213,13 @@ def test_a_context_beyond_the_model_is_refused():
         compile_stage.check_recipe(recipe, {**MODEL, "max_position_embeddings": 512})
 
 
+def test_a_context_beyond_the_window_is_refused_where_the_engine_attends_to_all_tokens():
+    model = {**MODEL, "sliding_window": 512}
+    with pytest.raises(InvalidRecipe, match=r"at most the model's sliding_window \(512\), got 1024"):
+        compile_stage.check_recipe(Recipe.from_dict(VALID), model)
+    compile_stage.check_recipe(Recipe.from_dict({**VALID, **LINEAR}), model)
+
+
 def test_a_memory_budget_too_small_for_one_sequence_says_how_much_it_takes():
     """1,024 tokens and the engine's spare block are 33 blocks of 437,760 bytes: 13.78 MiB."""
     with pytest.raises(InvalidRecipe, match=r"kv_cache.memory_mib must be at least 14 .* got 13"):
