@@ -10,26 +10,27 @@ from onnx_sessions import Slots
 from tiny_checkpoint import SIZES
 
 LAYERED = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+ONE = {"num_hidden_layers": 1}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 ARCHITECTURES = {
     "llama": {},
-    "qwen2": {},
-    "qwen3": {"head_dim": 32},
+    "qwen2": ONE,
+    "qwen3": {**ONE, "head_dim": 32},
     "mistral": {"sliding_window": 8},
     "gemma2": {**LAYERED, "head_dim": 16, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "gemma3_text": {**LAYERED, "head_dim": 16, "query_pre_attn_scalar": 16},
-    "phi3": {"num_key_value_heads": 4},
-    "gpt_neox": {},
-    "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
-    "mixtral": {"num_local_experts": 4, **EXPERTS},
+    "phi3": {**ONE, "num_key_value_heads": 4},
+    "gpt_neox": ONE,
+    "opt": {**ONE, "ffn_dim": 128, "word_embed_proj_dim": 64},
+    "mixtral": {**ONE, "num_local_experts": 4, **EXPERTS},
     "qwen3_moe": {"num_experts": 4, "decoder_sparse_step": 1, "norm_topk_prob": True, **EXPERTS},
-    "granite": {"logits_scaling": 2.0, "residual_multiplier": 0.5},
+    "granite": {**ONE, "logits_scaling": 2.0, "residual_multiplier": 0.5},
 }
 CACHE_LEN = 48
 
 
 def tiny_model(model_type: str, dtype="float32", **changes):
-    """A random model of two layers; its norms are not all ones, so that none of them can be left out unseen."""
+    """A random model of one or two layers; its norms are not all ones, so that none of them can be left out unseen."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
