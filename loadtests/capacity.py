@@ -39,6 +39,7 @@ class Asked:
     max_rate: float = 1000.0
     max_trials: int = 14
     seed: int = 1
+    floor: float = 0.0
 
     def check(self) -> None:
         """Raise InvalidContract, naming field, value and rule."""
@@ -163,7 +164,14 @@ def find_capacity(asked: Asked, *, tell: Any = print) -> Capacity:
             asked.min_seconds,
             tell,
         )
-        found = search(trials, start, tolerance=asked.tolerance, max_rate=asked.max_rate, max_trials=asked.max_trials)
+        found = search(
+            trials,
+            start,
+            tolerance=asked.tolerance,
+            max_rate=asked.max_rate,
+            max_trials=asked.max_trials,
+            floor=asked.floor,
+        )
     result = Capacity(contract, profile, found, find_knee(found.trials))
     write(result, asked)
     return result

@@ -71,10 +71,13 @@ def significant(rate: float) -> float:
 
 
 class Searcher:
-    """One search. `tolerance` is the relative width at which it ends: 0.1 finds the capacity within 10%."""
+    """One search. `tolerance` is the relative width at which it ends: 0.1 finds the capacity within 10%.
 
-    def __init__(self, run: Run, *, tolerance: float, max_rate: float, max_trials: int):
-        self._run = run
+    It does not look below `floor`: a sweep only wants to know whether a setting beats another.
+    """
+
+    def __init__(self, run: Run, *, tolerance: float, max_rate: float, max_trials: int, floor: float = 0.0):
+        self._run, self._floor = run, floor
         self._tolerance, self._max_rate, self._max_trials = tolerance, max_rate, max_trials
         self.found = Search()
         self._verdicts: dict[float, Trial] = {}
@@ -120,7 +123,8 @@ class Searcher:
         if lower is None:
             rate = significant(upper / GROW)
             lowest = min(self._verdicts)
-            return (rate, "lower") if rate >= max(self._verdicts) * DEEPEST and rate < lowest else None
+            least = max(self._floor, max(self._verdicts) * DEEPEST)
+            return (rate, "lower") if least <= rate < lowest else None
         if upper is None:
             rate = significant(min(lower * GROW, self._max_rate))
             if rate > lower:
@@ -144,9 +148,18 @@ class Searcher:
             found.limited_by = found.limited_by or "measurement"
 
 
-def search(run: Run, start: float, *, tolerance: float = 0.1, max_rate: float = 1e5, max_trials: int = 14) -> Search:
-    """The highest rate at which `run` passes, see Search. Rates are requests per second."""
-    return Searcher(run, tolerance=tolerance, max_rate=max_rate, max_trials=max_trials).search(start)
+def search(
+    run: Run,
+    start: float,
+    *,
+    tolerance: float = 0.1,
+    max_rate: float = 1e5,
+    max_trials: int = 14,
+    floor: float = 0.0,
+) -> Search:
+    """The highest rate at which `run` passes, see Search and Searcher. Rates are requests per second."""
+    searcher = Searcher(run, tolerance=tolerance, max_rate=max_rate, max_trials=max_trials, floor=floor)
+    return searcher.search(start)
 
 
 @dataclass(frozen=True)
