@@ -136,8 +136,8 @@ def apply(graph: ir.Graph, linears: list[Linear], factors: np.ndarray) -> None:
 
 
 def _vector_slot(node: ir.Node | None, channels: int) -> int | None:
-    """Which input of a Mul is a stored vector over the last axis."""
-    if node is None or node.op_type != "Mul":
+    """Which input of a Mul or an RMSNormalization is a stored vector over the last axis."""
+    if node is None or node.op_type not in ("Mul", "RMSNormalization"):
         return None
     for index, value in enumerate(node.inputs):
         if value.const_value is not None and value.const_value.shape.numpy() == (channels,):
