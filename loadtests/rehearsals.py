@@ -22,14 +22,16 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # not this folder: its modules are `loadtests.x`
 
-from loadtests import rehearsals_serving, rehearsals_start  # noqa: E402
+from loadtests import rehearsals_crowds, rehearsals_serving, rehearsals_start  # noqa: E402
 from loadtests.exits import INTERRUPTED, refuse  # noqa: E402
 from loadtests.fields import InvalidContract  # noqa: E402
 from loadtests.rehearsals_stage import FAIL, NOT_RUN, PASS, NotPossible, Rehearsal, Seen, Stage  # noqa: E402
 from tritonforge.release import Release  # noqa: E402
 
 SCHEMA = "tritonforge.rehearsals/1"
-REHEARSALS = {one.id: one for one in (*rehearsals_start.REHEARSALS, *rehearsals_serving.REHEARSALS)}
+REHEARSALS = {
+    one.id: one for one in (*rehearsals_start.REHEARSALS, *rehearsals_serving.REHEARSALS, *rehearsals_crowds.REHEARSALS)
+}
 EXIT_CODES = {PASS: 0, FAIL: 1, NOT_RUN: 4}
 
 

@@ -1,50 +1,35 @@
-"""Rehearsals of what goes wrong while users are being served: deaths, a full queue, a slow tokenizer, lost clients."""
+"""Rehearsals of what goes wrong in the server while users are being served: a death, a slow and a hung tokenizer."""
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from loadtests.rehearsals_stage import (
-    NO_PROXY,
-    Answer,
     Crowd,
     Rehearsal,
     Stage,
     ask_once,
+    ends,
     is_ready,
-    metric,
     request_of,
     see_service,
     serving,
     took,
     wait_until,
 )
-from loadtests.sweep_variant import decoder_config
 from tritonforge.server import Server
 
 ENDS_S, BACK_S = 5.0, 20.0
 PROMPTLY_S = 2.0
-EXTRA = 20
 
 
 def stub_of(server: Server, model: str) -> int:
     """The process id of a model's Python stub."""
     return next(pid for pid in server.stub_pids() if f"/{model}/" in Path(f"/proc/{pid}/cmdline").read_text())
-
-
-def ends(answers: list[Answer]) -> str:
-    """How streams ended, counted."""
-    return ", ".join(f"{count} {code}" for code, count in sorted(Counter(a.code for a in answers).items()))
 
 
 @contextlib.contextmanager
@@ -93,57 +78,6 @@ def stub_killed(stage: Stage) -> None:
             f"ready again {time.monotonic() - killed:.2f} s later at most" if back is not None else took(back, BACK_S)
         )
         stage.see("recovered", back is not None, recovered)
-        see_service(stage, server.grpc_url)
-
-
-def http_status(server: Server) -> tuple[int, str]:
-    """Status and body of a plain HTTP request to the generate endpoint."""
-    body = json.dumps({"text_input": "Hello", "max_tokens": 2}).encode()
-    request = urllib.request.Request(f"http://{server.http_url}/v2/models/llm/generate", body)
-    try:
-        with NO_PROXY.open(request, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-def queue_saturated(stage: Stage) -> None:
-    """As many requests as have a seat or a place in the queue, and then some more."""
-    limits = decoder_config(stage.release)["scheduler"]
-    seats, places = limits["max_num_seqs"], limits["max_waiting"]
-    with serving(stage.release) as server:
-        inside = Crowd(server.grpc_url, 120)
-        for _ in range(seats):
-            inside.ask(request_of(max_tokens=500, stream_interval_ms=10_000))
-        inside.all_started()
-        for _ in range(places):
-            inside.ask(request_of(max_tokens=4))
-        full = wait_until(lambda: metric(server, "num_requests_waiting") == places, 60)
-        before = metric(server, "num_requests_refused_total")
-        outside = Crowd(server.grpc_url)
-        for _ in range(EXTRA):
-            outside.ask(request_of(max_tokens=4))
-        outside.finish(30)
-        status, body = http_status(server)
-        still = metric(server, "num_requests_waiting")
-        inside.finish(120)
-        slowest = max((a.ended or float("inf")) - a.sent for a in outside.answers)
-        stage.see(
-            "full",
-            full is not None,
-            f"{places} places in the queue were taken {took(full, 60)}, {still:.0f} when refusing",
-        )
-        refused = {a.code for a in outside.answers} == {"UNAVAILABLE"}
-        stage.see(
-            "refused", refused and slowest < PROMPTLY_S, f"{ends(outside.answers)}; the slowest took {slowest:.2f} s"
-        )
-        stage.see("http", status == 503, f"HTTP {status}: {body[:160]}")
-        stage.see(
-            "kept", all(a.ok for a in inside.answers), f"{seats} running and {places} waiting: {ends(inside.answers)}"
-        )
-        wait_until(lambda: metric(server, "num_requests_refused_total") - before >= EXTRA + 1, 2)
-        counted = metric(server, "num_requests_refused_total") - before
-        stage.see("counted", counted == EXTRA + 1, f"num_requests_refused_total rose by {counted:.0f}")
         see_service(stage, server.grpc_url)
 
 
@@ -215,61 +149,6 @@ def dependency_hung(stage: Stage) -> None:
         see_service(stage, server.grpc_url)
 
 
-CLIENT = """import sys, threading
-from tritonforge.client import connect, infer_request, stream
-def follow(model):
-    given = {"input_ids": [504, 3575, 282]} if model == "decoder" else {"text": "Once upon a time"}
-    request = infer_request(model, stream=True, max_tokens=int(sys.argv[2]), ignore_eos=True, **given)
-    with connect(sys.argv[1]) as channel:
-        for number, _ in enumerate(stream(channel, request)):
-            if number == 1:
-                print(model, flush=True)
-threads = [threading.Thread(target=follow, args=(sys.argv[3],)) for _ in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-"""
-"""A client with four streams; it says when each of them has begun."""
-
-
-def lose_clients(server: Server, model: str, max_tokens: int) -> float:
-    """Start a client process with four open streams and kill it; returns when (monotonic seconds)."""
-    command = [sys.executable, "-c", CLIENT, server.grpc_url, str(max_tokens), model]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
-        for _ in range(4):
-            client.stdout.readline()
-        client.kill()
-    return time.monotonic()
-
-
-def clients_disconnect(stage: Stage) -> None:
-    """Client processes die in the middle of their streams, and cancel nothing."""
-    with serving(stage.release) as server:
-        ask_once(server.grpc_url)
-        blocks = metric(server, "kv_blocks")
-        staying = Crowd(server.grpc_url)
-        staying.ask(request_of(max_tokens=1200, stream_interval_ms=0))
-        staying.all_started()
-        lose_clients(server, "decoder", 1900)
-        freed = wait_until(lambda: metric(server, "num_requests_running") <= 1, ENDS_S)
-        stage.see("decoder", freed is not None, f"their seats were free {took(freed, ENDS_S)}")
-        lose_clients(server, "llm", 400)
-        freed = wait_until(lambda: metric(server, "num_requests_running") <= 1, 2 * BACK_S)
-        stage.see(
-            "llm", freed is not None, f"their seats were free {took(freed, 2 * BACK_S)}; they had asked for 400 tokens"
-        )
-        staying.finish(60)
-        other = staying.answers[0]
-        untouched = other.ok and other.tokens == 1200
-        stage.see(
-            "others",
-            untouched,
-            f"{other.code}, {other.tokens} of 1200 tokens, longest gap {other.longest_gap_s * 1e3:.0f} ms",
-        )
-        whole = wait_until(lambda: metric(server, "kv_blocks_free") == blocks, ENDS_S)
-        stage.see("no-leak", whole is not None, f"all {blocks:.0f} KV blocks were free {took(whole, ENDS_S)}")
-        see_service(stage, server.grpc_url)
-
-
 REHEARSALS = (
     Rehearsal(
         "stub-killed",
@@ -282,19 +161,6 @@ REHEARSALS = (
             "back": "a new request is answered",
         },
         stub_killed,
-    ),
-    Rehearsal(
-        "queue-saturated",
-        "more requests than the running batch and the queue hold",
-        {
-            "full": "the queue takes as many as the release says",
-            "refused": "who comes then is refused with UNAVAILABLE within 2 s",
-            "http": "over HTTP that is status 503",
-            "kept": "every request that was accepted is answered in full",
-            "counted": "the refusals are in the metrics, each once",
-            "back": "a new request is answered",
-        },
-        queue_saturated,
     ),
     Rehearsal(
         "dependency-slow",
@@ -318,18 +184,5 @@ REHEARSALS = (
         },
         dependency_hung,
         limit_s=180.0,
-    ),
-    Rehearsal(
-        "client-disconnects",
-        "client processes die in the middle of their streams",
-        {
-            "decoder": "streams on decoder end within 5 s, and their seats are free",
-            "llm": "streams on llm end when their answers are complete at the latest: Triton tells an ensemble's steps "
-            "nothing of a lost client, so max_tokens bounds what is wasted",
-            "others": "the streams of others go on to their last token",
-            "no-leak": "no KV block stays taken",
-            "back": "a new request is answered",
-        },
-        clients_disconnect,
     ),
 )

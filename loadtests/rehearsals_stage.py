@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -130,6 +131,11 @@ class Answer:
     @property
     def longest_gap_s(self) -> float:
         return max((b - a for a, b in zip(self.times, self.times[1:], strict=False)), default=0.0)
+
+
+def ends(answers: list[Answer]) -> str:
+    """How streams ended, counted."""
+    return ", ".join(f"{count} {code}" for code, count in sorted(Counter(a.code for a in answers).items()))
 
 
 class Crowd:

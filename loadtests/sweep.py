@@ -30,9 +30,14 @@ Find = Callable[[Limits, str, float | None, float], Capacity]
 """find(limits, folder name, start, floor) -> what a search of that setting found."""
 
 
+def own_limits(release: Release) -> Limits:
+    """All scheduler limits of a release, with the defaults of those that it does not name."""
+    return dataclasses.asdict(SchedulerConfig(**decoder_config(release)["scheduler"]))
+
+
 def parse_settings(options: Sequence[str], release: Release) -> dict[str, list[int]]:
     """LIMIT=A,B options by limit. Raises InvalidContract for what is no scheduler limit of the release."""
-    known = {name for name, value in decoder_config(release)["scheduler"].items() if type(value) is int}
+    known = {name for name, value in own_limits(release).items() if type(value) is int}
     found: dict[str, list[int]] = {}
     for option in options:
         name, _, values = option.partition("=")
@@ -124,7 +129,7 @@ def run_sweep(asked: Asked, options: Sequence[str], recipe: Path | None, write_r
         raise InvalidContract("recipe and write-recipe must be given together")
     release = Release.open(asked.release)
     release.verify()
-    own = decoder_config(release)["scheduler"]
+    own = own_limits(release)
     settings, refused = combinations(parse_settings(options, release), own)
     if recipe is not None:
         check_recipe(recipe, release, settings[0])

@@ -102,7 +102,7 @@ def release(tmp_path) -> Release:
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        (["max_seqs=1"], r"scheduler limit \(max_num_batched_tokens, max_num_seqs, .*\), got 'max_seqs'"),
+        (["max_seqs=1"], r"scheduler limit \(ageing_ms, max_num_batched_tokens, .*\), got 'max_seqs'"),
         (["max_num_seqs=a"], "max_num_seqs must have integers"),
         (["max_num_seqs=1", "max_num_seqs=2"], "must name max_num_seqs once"),
         ([], "at least one LIMIT=A,B"),
