@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from loadtests import metrics
 from loadtests.checks import Check, issued, limited
-from loadtests.contract import Contract
+from loadtests.contract import Contract, Profile
 from loadtests.records import OK, ProfileRun, Record
 from tritonforge.errors import Overloaded
 
@@ -22,7 +22,7 @@ def counters_agree(contract: Contract, run: ProfileRun) -> Check:
     before, after = run.server["before"], run.server["after"]
     counted = sum(after.values()) - sum(before.values())
     ok = sum(record.status == OK for record in run.records)
-    sent = len(issued(run))
+    sent = sum(1 + len(record.attempts) for record in issued(run))
     tolerance = contract.measurement.counter_mismatch_max
     good = ok * (1 - tolerance) <= counted <= (2 * sent - ok) * (1 + tolerance)
     if restarted(before, after, run.records, short=counted < ok * (1 - tolerance)):
@@ -53,7 +53,7 @@ def one_model_version(contract: Contract, run: ProfileRun) -> Check:
     return Check("model_version", good, f"answers came from version {', '.join(found)}{rule}")
 
 
-def statistics_agree(contract: Contract, run: ProfileRun) -> Iterator[Check]:
+def statistics_agree(contract: Contract, profile: Profile, run: ProfileRun) -> Iterator[Check]:
     """Token counts, phases and cache use that the server reports with each answer, against what the client saw."""
     limits = contract.measurement
     ok = [record for record in run.records if record.status == OK and record.measured]
@@ -67,16 +67,30 @@ def statistics_agree(contract: Contract, run: ProfileRun) -> Iterator[Check]:
 
     matched = sum(record.statistics is not None for record in ok) / len(ok) if ok else 1.0
     yield limited("statistics", "share of ok answers with them:", matched, limits.statistics_matched_min, at_least=True)
-    wrong_prompt = share(lambda r: r.statistics["prompt_tokens"] != r.prompt_tokens)
+    wrong_prompt = share(lambda r: not r.item and r.statistics["prompt_tokens"] != r.prompt_tokens)
     yield limited("prompt_tokens", "share the server counts otherwise:", wrong_prompt, limits.prompt_token_mismatch_max)
-    wrong_output = share(lambda r: r.statistics["completion_tokens"] != r.received_tokens)
+    wrong_output = share(lambda r: r.status == OK and r.statistics["completion_tokens"] != r.received_tokens)
     yield limited("output_tokens", "share the server counts otherwise:", wrong_output, limits.output_token_mismatch_max)
-    prompt = sum(record.prompt_tokens for record in told)
-    cached = sum(record.statistics["cached_tokens"] for record in told) / prompt if prompt else 0.0
-    yield limited("prefix_cache", "share of prompt tokens from the cache:", cached, limits.prefix_cached_max)
+    if profile.data.source == "synthetic" and not profile.data.shared_prefix_tokens:
+        prompt = sum(record.prompt_tokens for record in told)
+        cached = sum(record.statistics["cached_tokens"] for record in told) / prompt if prompt else 0.0
+        yield limited("prefix_cache", "share of prompt tokens from the cache:", cached, limits.prefix_cached_max)
     impossible = share(lambda r: _impossible(r, limits.residual_min_ms))
     rule = f"share of answers whose server phases exceed what the client saw by over {-limits.residual_min_ms:g} ms:"
     yield limited("phases", rule, impossible, limits.residual_violations_max)
+    yield from _beyond_the_account(contract, ok, told)
+
+
+def _beyond_the_account(contract: Contract, ok: Sequence[Record], told: Sequence[Record]) -> Iterator[Check]:
+    """What lies between server and client, and how many tokens a response carries: limits that a contract may set."""
+    limits = contract.measurement
+    residuals = [value for record in told if (value := metrics.residual_ttft_ns(record)) is not None]
+    beyond = (metrics.percentile_ns(residuals, 0.95) or 0) / 1e6
+    rule = "p95 of TTFT beyond the server's own account (network, front end, client), ms:"
+    yield limited("residual", rule, beyond, limits.residual_ttft_p95_ms)
+    received = sum(record.received_tokens for record in ok)
+    ratio = sum(len(record.chunks) for record in ok) / received if received else 1.0
+    yield limited("batch_ratio", "responses with tokens to tokens:", ratio, limits.batch_ratio_min, at_least=True)
 
 
 def _impossible(record: Record, residual_min_ms: float) -> bool:

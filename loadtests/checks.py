@@ -33,3 +33,8 @@ def limited(name: str, what: str, value: float, limit: float, *, at_least: bool 
 def issued(run: ProfileRun) -> list[Record]:
     """The requests that were sent, whatever became of them."""
     return [record for record in run.records if record.sent_ns is not None]
+
+
+def first_sent_ns(record: Record) -> int:
+    """When a request was first sent: of one that was retried, its first attempt."""
+    return record.attempts[0][0] if record.attempts else record.sent_ns

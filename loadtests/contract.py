@@ -7,7 +7,10 @@ import dataclasses
 from dataclasses import dataclass
 
 from loadtests.fields import InvalidContract
+from loadtests.workload import Arrivals, Client, Data, Fault, Lengths, Phase, QualityItem, Retry, Tenant
 from tritonforge.release import digest_of
+
+__all__ = ["Arrivals", "Client", "Contract", "Lengths", "Objective", "Phase", "Profile", "Tenant"]
 
 SCHEMA = "tritonforge.contract/1"
 
@@ -22,6 +25,8 @@ DEFINITIONS = {
     "censored": "miss",
     "shed": "miss",
     "single_token": "not_applicable",
+    "intentional_cancel": "excluded",
+    "quality": "checked_answer_of_issued",
 }
 """What this verifier means by its words. A contract may repeat them, to be readable alone; other values are refused."""
 
@@ -74,59 +79,29 @@ class Measurement:
     statistics_matched_min: float
     residual_min_ms: float
     residual_violations_max: float
+    residual_ttft_p95_ms: float
     in_flight_mismatch_max: float
     counter_mismatch_max: float
     single_token_max: float
+    batch_ratio_min: float
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """A distribution of token counts in [min, max]: constant, uniform, or lognormal (mean of the
-    counts, sigma of their logarithm), drawn again until it is within."""
+class Cost:
+    """Price of the machine that serves, per hour; `currency` is only a word."""
 
-    dist: str
-    min: int
-    max: int
-    mean: float = 0.0
-    sigma: float = 0.0
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of constant mean rate (requests per second). Requests of unmeasured phases warm the service up."""
-
-    name: str
-    rate: float
-    seconds: float
-    measured: bool
-
-
-@dataclass(frozen=True)
-class Arrivals:
-    """`process` of the arrivals, its `seed`, and its phases in order. `shape` is the gamma process's (1 is Poisson)."""
-
-    process: str
-    seed: int
-    shape: float
-    phases: tuple[Phase, ...]
-
-
-@dataclass(frozen=True)
-class Client:
-    """How long the client waits. Reaching `max_in_flight` makes the profile INVALID: no slot is dropped in silence."""
-
-    drain_s: float
-    idle_gap_s: float
-    deadline_s: float
-    max_in_flight: int
+    per_hour: float
+    currency: str
 
 
 @dataclass(frozen=True)
 class Objective:
-    """One promise. Durations: `quantile` of the issued requests have `metric` <= `le`. Ratios and rates: `le` or `ge`.
+    """One promise. Durations: `quantile` of the issued requests have `metric` <= `le`. All others: `le` or `ge`.
 
-    A quantile of 1.0 has a meaning of its own, see EVERY.
-    `phase` narrows it to the requests scheduled in that phase; None means all measured ones.
+    A quantile of 1.0 has a meaning of its own, see EVERY. `phase` and `tenant` narrow it to the requests scheduled in
+    that phase, of that tenant; None means all measured ones. Comparisons are with the phase `against`. Availability
+    counts time slices of `slice_s` seconds in which at least `slice_min_good` of the requests ended ok. A count of 0
+    is proven for a true rate of at most `max_true_rate`.
     """
 
     id: str
@@ -135,11 +110,22 @@ class Objective:
     le: float | None
     ge: float | None
     phase: str | None
+    tenant: str | None = None
+    against: str | None = None
+    slice_s: float | None = None
+    slice_min_good: float | None = None
+    max_true_rate: float | None = None
+
+
+SYNTHETIC = Data("synthetic", 0)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One workload with its promises."""
+    """One workload with its promises. `measurement` replaces the contract's limits where the workload needs others.
+
+    `options` are further generation options of all its requests.
+    """
 
     id: str
     required: bool
@@ -149,6 +135,18 @@ class Profile:
     arrivals: Arrivals
     client: Client
     objectives: tuple[Objective, ...]
+    protocol: str = "grpc-stream"
+    data: Data = SYNTHETIC
+    tenants: tuple[Tenant, ...] = ()
+    retry: Retry | None = None
+    fault: Fault | None = None
+    options: tuple[tuple[str, bool | int | float | str], ...] = ()
+    measurement: Measurement | None = None
+    quality: tuple[QualityItem, ...] = ()
+
+    def everyone(self) -> tuple[Tenant, ...]:
+        """The tenants; a profile that names none has one without a name."""
+        return self.tenants or (Tenant("", 1.0, None, self.prompt_tokens, self.output_tokens),)
 
 
 @dataclass(frozen=True)
@@ -161,10 +159,17 @@ class Contract:
     statistics: Statistics
     measurement: Measurement
     profiles: tuple[Profile, ...]
+    cost: Cost | None = None
 
     @property
     def sha256(self) -> str:
         return digest_of({"schema": SCHEMA, "definitions": DEFINITIONS, **dataclasses.asdict(self)})
+
+    def within(self, profile: Profile) -> "Contract":
+        """This contract with the profile's own limits on the measurement, where it has any."""
+        if profile.measurement is None:
+            return self
+        return dataclasses.replace(self, measurement=profile.measurement)
 
     def profile(self, profile_id: str) -> Profile:
         """The profile with this id; InvalidContract when there is none."""

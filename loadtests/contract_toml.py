@@ -3,8 +3,6 @@
 Campaign and Locust file call `load_contract`; the meaning of the values is in contract.
 """
 
-import dataclasses
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +10,35 @@ from loadtests.contract import (
     DEFINITIONS,
     EVERY,
     SCHEMA,
-    Arrivals,
-    Client,
     Contract,
+    Cost,
     Expect,
-    Lengths,
     Measurement,
     Objective,
-    Phase,
     Profile,
     Statistics,
     Target,
 )
+from loadtests.documents import read_document
 from loadtests.fields import Fields, InvalidContract, read_all
-from loadtests.metrics import METRICS, RATE, RATIO
+from loadtests.metrics import METRICS, Metric
+from loadtests.profile_rules import check_profile, refuse_lengths
+from loadtests.workload import Lengths, Tenant
+from loadtests.workload_toml import (
+    distinct,
+    read_arrivals,
+    read_client,
+    read_data,
+    read_fault,
+    read_lengths,
+    read_options,
+    read_quality,
+    read_retry,
+    read_tenants,
+)
 
+__all__ = ["load_contract", "parse_contract", "read_document"]
+PROTOCOLS = ("grpc-stream", "http-sse")
 MEASUREMENT = {
     "schedule_lag_p99_ms": (10.0, 0, 1e6),
     "client_cpu_max": (0.6, 0, 1),
@@ -41,20 +53,18 @@ MEASUREMENT = {
     "in_flight_mismatch_max": (0.10, 0, 1),
     "counter_mismatch_max": (0.01, 0, 1),
     "single_token_max": (0.05, 0, 1),
+    "residual_ttft_p95_ms": (1e6, 0, 1e6),
+    "batch_ratio_min": (0.0, 0, 1),
 }
 """Default and allowed range of each limit on the measurement itself."""
 HIGHEST_QUANTILE = 0.99999
+UNKNOWN_LENGTH = Lengths("constant", 0, 0)
+"""Prompts and answers of a quality set are as long as they are."""
 
 
 def load_contract(path: str | Path) -> Contract:
     """Read a contract file. Raises InvalidContract, naming the file and the key that breaks a rule."""
-    try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidContract(f"contract {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidContract(f"contract {path} is not TOML: {error}") from error
-    return parse_contract(document)
+    return parse_contract(read_document(path))
 
 
 def parse_contract(document: dict[str, Any]) -> Contract:
@@ -65,32 +75,26 @@ def parse_contract(document: dict[str, Any]) -> Contract:
     for key, meaning in DEFINITIONS.items():
         definitions.text(key, meaning, choices=[meaning])
     definitions.done()
+    target = _target(top.table("target"))
     contract = Contract(
         name=top.name("name"),
         revision=top.integer("revision", low=1),
-        target=_target(top.table("target")),
+        target=target,
         statistics=_statistics(top.table("statistics", {})),
-        measurement=_measurement(top.table("measurement", {})),
-        profiles=read_all(top.tables("profiles"), _profile),
+        measurement=(measurement := _measurement(top.table("measurement", {}))),
+        cost=_cost(top.table("cost")) if top.has("cost") else None,
+        profiles=read_all(top.tables("profiles"), lambda item: _profile(item, target.protocol, measurement)),
     )
     top.done()
-    _distinct([profile.id for profile in contract.profiles], "profiles", "profile")
+    distinct([profile.id for profile in contract.profiles], "profiles", "profile")
     return contract
-
-
-def _distinct(names: list[str], where: str, what: str) -> None:
-    if not names:
-        raise InvalidContract(f"{where} must hold at least one {what}")
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidContract(f"{where} must have distinct names, got {name!r} twice")
 
 
 def _target(fields: Fields) -> Target:
     expect = fields.table("expect", {})
     target = Target(
         model=fields.text("model", "llm"),
-        protocol=fields.text("protocol", "grpc-stream", choices=["grpc-stream"]),
+        protocol=fields.text("protocol", "grpc-stream", choices=PROTOCOLS),
         expect=Expect(
             release_digest=expect.text("release_digest", None),
             model_version=expect.text("model_version", None),
@@ -113,60 +117,18 @@ def _statistics(fields: Fields) -> Statistics:
     return statistics
 
 
-def _measurement(fields: Fields) -> Measurement:
-    limits = {key: fields.number(key, value, low=low, high=high) for key, (value, low, high) in MEASUREMENT.items()}
+def _measurement(fields: Fields, given: Measurement | None = None) -> Measurement:
+    """The limits on a measurement; those that are not given are `given`'s, or the defaults."""
+    defaults = {key: default if given is None else getattr(given, key) for key, (default, *_) in MEASUREMENT.items()}
+    limits = {key: fields.number(key, defaults[key], low=low, high=high) for key, (_, low, high) in MEASUREMENT.items()}
     fields.done()
     return Measurement(**limits)
 
 
-def _lengths(fields: Fields) -> Lengths:
-    dist = fields.text("dist", choices=["constant", "uniform", "lognormal"])
-    if dist == "constant":
-        value = fields.integer("value", low=1)
-        lengths = Lengths(dist, value, value)
-    else:
-        low = fields.integer("min", low=1)
-        lengths = Lengths(dist, low, fields.integer("max", low=low))
-    if dist == "lognormal":
-        mean = fields.number("mean", low=1)
-        lengths = dataclasses.replace(lengths, mean=mean, sigma=fields.number("sigma", low=0, high=5))
+def _cost(fields: Fields) -> Cost:
+    cost = Cost(fields.number("per_hour", low=0, open_low=True), fields.text("currency"))
     fields.done()
-    return lengths
-
-
-def _phase(fields: Fields) -> Phase:
-    return Phase(
-        name=fields.text("name"),
-        rate=fields.number("rate", low=0, high=1e5, open_low=True),
-        seconds=fields.number("seconds", low=0, high=1e6, open_low=True),
-        measured=fields.boolean("measured", True),
-    )
-
-
-def _arrivals(fields: Fields) -> Arrivals:
-    process = fields.text("process", choices=["poisson", "constant", "gamma"])
-    arrivals = Arrivals(
-        process=process,
-        seed=fields.integer("seed", low=0),
-        shape=fields.number("shape", low=0, high=1000, open_low=True) if process == "gamma" else 1.0,
-        phases=read_all(fields.tables("phases"), _phase),
-    )
-    fields.done()
-    _distinct([phase.name for phase in arrivals.phases], fields.path("phases"), "phase")
-    if not any(phase.measured for phase in arrivals.phases):
-        raise InvalidContract(f"{fields.path('phases')} must hold at least one measured phase")
-    return arrivals
-
-
-def _client(fields: Fields) -> Client:
-    client = Client(
-        drain_s=fields.number("drain_s", 30.0, low=0),
-        idle_gap_s=fields.number("idle_gap_s", 10.0, low=0, open_low=True),
-        deadline_s=fields.number("deadline_s", 60.0, low=0, open_low=True),
-        max_in_flight=fields.integer("max_in_flight", 64, low=1),
-    )
-    fields.done()
-    return client
+    return cost
 
 
 def _quantile(fields: Fields) -> float:
@@ -177,42 +139,67 @@ def _quantile(fields: Fields) -> float:
     return quantile
 
 
+def _limit(fields: Fields, metric: Metric) -> float:
+    if metric.is_share:
+        limit = fields.number(metric.bound, low=0, high=1)
+        if limit in (0.0, 1.0):
+            rule = f"must be in (0, 1): no number of samples proves {limit:g}"
+            raise InvalidContract(f"{fields.path(metric.bound)} {rule}")
+        return limit
+    return fields.number(metric.bound, low=0, high=1e12, open_low=metric.bound == "ge")
+
+
 def _objective(fields: Fields) -> Objective:
-    metric = fields.text("metric", choices=METRICS)
-    kind, bound = METRICS[metric].kind, METRICS[metric].bound
-    quantile = None if kind in (RATIO, RATE) else _quantile(fields)
-    high = 1.0 if kind == RATIO else 1e12
-    limit = fields.number(bound, low=0, high=high, open_low=kind == RATE)
-    if kind == RATIO and limit in (0.0, 1.0):
-        raise InvalidContract(f"{fields.path(bound)} must be in (0, 1): no number of samples proves {limit:g}")
+    name = fields.text("metric", choices=METRICS)
+    metric = METRICS[name]
+    limit = _limit(fields, metric)
+    sliced = metric.needs == "slices"
     return Objective(
         id=fields.text("id"),
-        metric=metric,
-        quantile=quantile,
-        le=limit if bound == "le" else None,
-        ge=limit if bound == "ge" else None,
+        metric=name,
+        quantile=_quantile(fields) if metric.has_quantile else None,
+        le=limit if metric.bound == "le" else None,
+        ge=limit if metric.bound == "ge" else None,
         phase=fields.text("phase", None),
+        tenant=fields.text("tenant", None),
+        against=fields.text("against") if metric.needs == "against" else None,
+        slice_s=fields.number("slice_s", 10.0, low=0, open_low=True) if sliced else None,
+        slice_min_good=fields.number("slice_min_good", 0.95, low=0, high=1, open_low=True) if sliced else None,
+        max_true_rate=fields.number("max_true_rate", 0.05, low=1e-6, high=0.5) if metric.needs == "rate" else None,
     )
 
 
-def _profile(fields: Fields) -> Profile:
-    data = fields.table("data")
-    data.text("source", "synthetic", choices=["synthetic"])
+def _profile(fields: Fields, protocol: str, measurement: Measurement) -> Profile:
+    data = read_data(fields.table("data"))
+    named = fields.has("tenants")
+    synthetic = data.source == "synthetic"
+    lengths = {
+        name: read_lengths(fields.table(name)) if fields.has(name) or (synthetic and not named) else None
+        for name in ("prompt_tokens", "output_tokens")
+    }
+    tenants: tuple[Tenant, ...] = ()
+    if named:
+        tenants = read_tenants(fields.tables("tenants"), *lengths.values(), fields.path("tenants"))
+    quality = read_all(fields.tables("quality"), read_quality) if not synthetic else ()
+    if not synthetic:
+        refuse_lengths(fields, lengths, tenants)
     profile = Profile(
         id=fields.name("id"),
         required=fields.boolean("required", True),
-        prompt_tokens=_lengths(fields.table("prompt_tokens")),
-        output_tokens=_lengths(fields.table("output_tokens")),
-        data_seed=data.integer("seed", low=0),
-        arrivals=_arrivals(fields.table("arrivals")),
-        client=_client(fields.table("client", {})),
+        prompt_tokens=lengths["prompt_tokens"] or (tenants[0].prompt_tokens if tenants else UNKNOWN_LENGTH),
+        output_tokens=lengths["output_tokens"] or (tenants[0].output_tokens if tenants else UNKNOWN_LENGTH),
+        data_seed=data.seed,
+        data=data,
+        arrivals=read_arrivals(fields.table("arrivals"), tenants),
+        client=read_client(fields.table("client", {})),
         objectives=read_all(fields.tables("objectives"), _objective),
+        protocol=fields.text("protocol", protocol, choices=PROTOCOLS),
+        tenants=tenants,
+        retry=read_retry(fields.table("retry")) if fields.has("retry") else None,
+        fault=read_fault(fields.table("fault")) if fields.has("fault") else None,
+        options=read_options(fields.table("options", {})),
+        measurement=_measurement(fields.table("measurement"), measurement) if fields.has("measurement") else None,
+        quality=quality,
     )
-    data.done()
-    _distinct([objective.id for objective in profile.objectives], fields.path("objectives"), "objective")
-    measured = [phase.name for phase in profile.arrivals.phases if phase.measured]
-    for objective in profile.objectives:
-        if objective.phase is not None and objective.phase not in measured:
-            rule = f"must be a measured phase ({', '.join(measured)})"
-            raise InvalidContract(f"{fields.where}.objectives {objective.id}: phase {rule}, got {objective.phase!r}")
+    check_profile(profile, fields)
     return profile

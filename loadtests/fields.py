@@ -87,10 +87,33 @@ class Fields:
         return Fields(self.take(key, default), self.path(key))
 
     def tables(self, key: str, default: Any = REQUIRED) -> list["Fields"]:
-        value = self.take(key, default)
+        return [Fields(item, f"{self.path(key)}[{index}]") for index, item in enumerate(self.items(key, default))]
+
+    def items(self, key: str, default: Any = REQUIRED) -> list[Any]:
+        """A list of whatever; `...` as a default means that it is required, too."""
+        value = self.take(key, REQUIRED if default is ... else default)
         if not isinstance(value, list):
-            raise InvalidContract(f"{self.path(key)} must be a list of tables, got {value!r}")
-        return [Fields(item, f"{self.path(key)}[{index}]") for index, item in enumerate(value)]
+            raise InvalidContract(f"{self.path(key)} must be a list of tables or values, got {value!r}")
+        return value
+
+    def texts(self, key: str, default: Any = REQUIRED) -> list[str]:
+        """A list of non-empty strings."""
+        items = self.items(key, default)
+        if not all(isinstance(item, str) and item for item in items):
+            raise InvalidContract(f"{self.path(key)} must be a list of non-empty strings, got {items!r}")
+        return items
+
+    def integers(self, key: str, default: Any = REQUIRED, *, low: int, high: int) -> list[int]:
+        """A list of integers in [low, high]."""
+        items = self.items(key, default)
+        if not all(isinstance(item, int) and not isinstance(item, bool) and low <= item <= high for item in items):
+            raise InvalidContract(f"{self.path(key)} must be a list of integers in [{low}, {high}], got {items!r}")
+        return items
+
+    def rest(self) -> dict[str, Any]:
+        """All keys that nobody has asked for; their names and values are for the caller to judge."""
+        left, self._left = self._left, {}
+        return left
 
     def done(self) -> None:
         """Refuse, by name, every key nobody asked for."""

@@ -6,11 +6,11 @@ from loadtests import metrics
 from loadtests.binomial import compliance_bounds
 from loadtests.contract import Contract, Objective, Profile
 from loadtests.metrics import DURATION, METRICS
+from loadtests.outcomes import in_scope
 from loadtests.records import OK, ProfileRun, Record
 from loadtests.report import worst
 from loadtests.schedule import windows
 from loadtests.svg import Chart
-from loadtests.verdict import in_scope
 
 PARTS: tuple[tuple[str, Callable[[Record], int | None]], ...] = (
     ("client", metrics.client_delay_ns),

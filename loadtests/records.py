@@ -17,9 +17,15 @@ from tritonforge.contract import STATISTICS
 
 FORMAT = 1
 OK, ERROR, TIMEOUT, SHED, CENSORED, NOT_ISSUED = "ok", "error", "timeout", "shed", "censored", "not_issued"
-STATUSES = (OK, ERROR, TIMEOUT, SHED, CENSORED, NOT_ISSUED)
+CANCELLED = "cancelled"
+STATUSES = (OK, ERROR, TIMEOUT, SHED, CENSORED, NOT_ISSUED, CANCELLED)
 """ok: complete. error: failed, truncated or empty. timeout: silent too long, or past its deadline. shed: refused as
-overloaded. censored: still open when the drain ended. not_issued: never sent, the in-flight guard was reached."""
+overloaded. censored: still open when the drain ended. not_issued: never sent, the in-flight guard was reached.
+cancelled: ended because the schedule wanted it cancelled; no other promise counts it."""
+
+
+OPTIONAL = ("tenant", "item", "cancel_ns", "attempts", "answer")
+"""Left out of a line when they say nothing."""
 
 
 class InvalidRecords(InvalidContract):
@@ -32,6 +38,8 @@ class Record:
 
     `chunks` are (time in ns, number of tokens) of each response that carried tokens. `prompt_tokens` and
     `output_tokens` are the schedule's targets; `statistics` is the server's own account from the last response.
+    `cancel_ns` is when the client asked to cancel it. `attempts` are (sent_ns, end_ns, status) of the tries before the
+    last one, when it was retried; `sent_ns` and all that follows belong to the last. `answer` is kept for quality.
     """
 
     index: int
@@ -51,6 +59,11 @@ class Record:
     finish_reason: str | None = None
     statistics: dict[str, int] | None = None
     model_version: str | None = None
+    tenant: str = ""
+    item: str = ""
+    cancel_ns: int | None = None
+    attempts: tuple[tuple[int, int, str], ...] = ()
+    answer: str | None = None
 
     @property
     def received_tokens(self) -> int:
@@ -63,6 +76,7 @@ class ShardReport:
 
     `lag_ns` are how late a 50 ms timer fired; `in_flight` are (time in ns, open requests) samples of a live counter;
     `requests` is the number of request lines written before the end, `nice` the worker's scheduling priority.
+    `t0_ns` is the start on the worker's monotonic clock; `fault_ns` is when it did the profile's fault, if it did.
     """
 
     shard: int
@@ -76,6 +90,8 @@ class ShardReport:
     lag_ns: tuple[int, ...]
     in_flight: tuple[tuple[int, int], ...]
     nice: int = 0
+    t0_ns: int = 0
+    fault_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +120,7 @@ def encode_record(profile: str, record: Record) -> str:
         deltas.append([at - previous, count])
         previous = at
     line["chunks"] = deltas
+    line = {key: value for key, value in line.items() if key not in OPTIONAL or value not in ("", None, ())}
     return json.dumps(line, separators=(",", ":"))
 
 
@@ -125,8 +142,10 @@ def decode_record(line: dict[str, Any]) -> Record:
     for delta, count in values["chunks"]:
         at += delta
         chunks.append((at, count))
-    record = Record(**{**values, "chunks": tuple(chunks)})
-    times = [value for value in (record.sent_ns, record.end_ns) if value is not None]
+    attempts = tuple(tuple(attempt) for attempt in values.get("attempts", ()))
+    record = Record(**{**values, "chunks": tuple(chunks), "attempts": attempts})
+    times = [value for value in (record.sent_ns, record.end_ns, record.cancel_ns) if value is not None]
+    times += [value for sent, end, _ in attempts for value in (sent, end)]
     counts = (record.index, record.shard, record.scheduled_ns, record.prompt_tokens, record.output_tokens)
     if not all(map(_is_int, (*counts, *times, *(value for chunk in chunks for value in chunk)))):
         raise ValueError("times and counts must be integers")

@@ -12,10 +12,11 @@ from typing import Any
 from loadtests import metrics
 from loadtests.contract import EVERY, Contract, Objective, Profile
 from loadtests.metrics import ms, percentile_ns
+from loadtests.outcomes import LATE, Result, in_scope, outcome
 from loadtests.records import OK, CampaignRun, ProfileRun, Record
 from loadtests.schedule import build_schedule, schedule_sha256, windows
 from loadtests.validity import mean_in_flight
-from loadtests.verdict import LATE, ProfileVerdict, Result, Verdict, in_scope, outcome
+from loadtests.verdict import ProfileVerdict, Verdict
 from tritonforge.release import canonical_json
 
 SCHEMA = "tritonforge.report/1"

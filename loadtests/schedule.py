@@ -7,10 +7,11 @@ random numbers has a seed of its own, so that more requests in one phase change 
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from loadtests.contract import Arrivals, Lengths, Phase, Profile
+from loadtests.contract import Arrivals, Lengths, Phase, Profile, Tenant
 from loadtests.fields import InvalidContract
+from loadtests.workload import QualityItem
 from tritonforge.release import digest_of
 
 SECOND = 1_000_000_000
@@ -18,7 +19,11 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class Slot:
-    """One request to be: due `at_ns` after the start of the schedule."""
+    """One request to be: due `at_ns` after the start of the schedule.
+
+    `tenant` "" is a profile without tenants. It is to be cancelled so many milliseconds after it was sent, or when so
+    many tokens have come. `item` names a prompt of the quality set: prompt_tokens is then 0, its length is its own.
+    """
 
     index: int
     at_ns: int
@@ -26,6 +31,10 @@ class Slot:
     measured: bool
     prompt_tokens: int
     output_tokens: int
+    tenant: str = ""
+    cancel_after_ms: int | None = None
+    cancel_after_tokens: int | None = None
+    item: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,27 +59,40 @@ def windows(arrivals: Arrivals) -> list[Window]:
 def _gaps(arrivals: Arrivals, rng: random.Random, rate: float) -> Iterator[float]:
     """Endless gaps in seconds of mean 1 / rate."""
     while True:
-        if arrivals.process == "poisson":
-            yield rng.expovariate(rate)
-        else:
+        if arrivals.process == "gamma":
             yield rng.gammavariate(arrivals.shape, 1 / (rate * arrivals.shape))
+        else:
+            yield rng.expovariate(rate)
 
 
-def arrival_times(arrivals: Arrivals, window: Window) -> list[int]:
-    """Absolute due times of one phase. A constant rate is start + k / rate: errors do not add up."""
-    phase, times = window.phase, []
-    if arrivals.process == "constant":
-        count = math.ceil(phase.seconds * phase.rate - 1e-9)
-        return [window.start_ns + round(k * SECOND / phase.rate) for k in range(count)]
-    rng = random.Random(f"{arrivals.seed}/arrivals/{phase.name}")
-    at = 0.0
-    for gap in _gaps(arrivals, rng, phase.rate):
+def arrival_times(arrivals: Arrivals, window: Window, tenant: str = "", share: float = 1.0) -> list[int]:
+    """Absolute due times of one tenant in one phase. A constant rate is start + k / rate: errors do not add up."""
+    phase, rate = window.phase, window.phase.rate * share
+    if phase.count:
+        return [window.start_ns] * round(phase.count * share)
+    if arrivals.process == "trace":
+        times = (round(line.at_s * SECOND) for line in arrivals.trace)
+        return [at for at in times if window.start_ns <= at < window.end_ns]
+    if arrivals.process == "constant" or phase.unloaded:
+        count = math.ceil(phase.seconds * rate - 1e-9)
+        return [window.start_ns + round(k * SECOND / rate) for k in range(count)]
+    return _random_times(arrivals, window, _seeded(arrivals.seed, "arrivals", phase, tenant), rate)
+
+
+def _random_times(arrivals: Arrivals, window: Window, rng: random.Random, rate: float) -> list[int]:
+    at, times = 0.0, []
+    for gap in _gaps(arrivals, rng, rate):
         at += gap
         due = window.start_ns + round(at * SECOND)
         if due >= window.end_ns:
             return times
         times.append(due)
     raise AssertionError("gaps are endless")
+
+
+def _seeded(seed: int, what: str, phase: Phase, tenant: str) -> random.Random:
+    """Random numbers of one thing, of one phase (or the one it is like), of one tenant."""
+    return random.Random(f"{seed}/{what}/{phase.like or phase.name}" + (f"/{tenant}" if tenant else ""))
 
 
 def draw_length(lengths: Lengths, rng: random.Random) -> int:
@@ -89,15 +111,61 @@ def draw_length(lengths: Lengths, rng: random.Random) -> int:
 
 def build_schedule(profile: Profile) -> list[Slot]:
     """All slots of a profile in order of time; the same profile always gives the same slots."""
-    slots: list[Slot] = []
+    drawn: list[Slot] = []
     for window in windows(profile.arrivals):
-        phase = window.phase
-        prompts = random.Random(f"{profile.data_seed}/prompt_tokens/{phase.name}")
-        outputs = random.Random(f"{profile.data_seed}/output_tokens/{phase.name}")
-        for at in arrival_times(profile.arrivals, window):
-            lengths = draw_length(profile.prompt_tokens, prompts), draw_length(profile.output_tokens, outputs)
-            slots.append(Slot(len(slots), at, phase.name, phase.measured, *lengths))
-    return slots
+        for tenant in profile.everyone():
+            if not window.phase.tenants or tenant.id in window.phase.tenants:
+                drawn += _slots_of(profile, window, tenant)
+    if profile.data.source == "quality":
+        items = profile.quality
+        drawn = [_asking(slot, items[k % len(items)]) for k, slot in enumerate(drawn)]
+    if profile.arrivals.trace:
+        drawn = _with_trace_lengths(profile.arrivals, drawn)
+    names = {tenant.id: position for position, tenant in enumerate(profile.everyone())}
+    ordered = sorted(drawn, key=lambda slot: (slot.at_ns, names[slot.tenant], slot.index))
+    return [replace(slot, index=index) for index, slot in enumerate(ordered)]
+
+
+def _slots_of(profile: Profile, window: Window, tenant: Tenant) -> Iterator[Slot]:
+    """One tenant's slots of one phase, in order; their indexes are their places in it."""
+    phase, data = window.phase, profile.data
+    prompts = _seeded(data.seed, "prompt_tokens", phase, tenant.id)
+    outputs = _seeded(data.seed, "output_tokens", phase, tenant.id)
+    cancels = _seeded(data.seed, "cancel", phase, tenant.id)
+    share = tenant.share if not phase.tenants or not phase.unloaded else 1.0
+    for place, at in enumerate(arrival_times(profile.arrivals, window, tenant.id, share)):
+        lengths = (0, 0)
+        if data.source == "synthetic":
+            lengths = draw_length(tenant.prompt_tokens, prompts), draw_length(tenant.output_tokens, outputs)
+        cancel = _draw_cancel(tenant, cancels)
+        yield Slot(place, at, phase.name, phase.measured, *lengths, tenant.id, **cancel)
+
+
+def _draw_cancel(tenant: Tenant, rng: random.Random) -> dict[str, int]:
+    """Whether and when a request is cancelled: each of the plan's moments is as likely as any other."""
+    plan = tenant.cancel
+    if plan is None or rng.random() >= plan.share:
+        return {}
+    moments = [("cancel_after_ms", value) for value in plan.after_ms]
+    moments += [("cancel_after_tokens", value) for value in plan.after_tokens]
+    return dict([rng.choice(moments)])
+
+
+def _asking(slot: Slot, item: QualityItem) -> Slot:
+    return replace(slot, prompt_tokens=0, output_tokens=item.max_tokens, item=item.id)
+
+
+def _with_trace_lengths(arrivals: Arrivals, slots: list[Slot]) -> list[Slot]:
+    """Lengths that the trace tells replace drawn ones; the slots are in the trace's order of time."""
+    lines = sorted(arrivals.trace, key=lambda line: line.at_s)
+    return [
+        replace(
+            slot,
+            prompt_tokens=line.prompt_tokens or slot.prompt_tokens,
+            output_tokens=line.output_tokens or slot.output_tokens,
+        )
+        for slot, line in zip(sorted(slots, key=lambda slot: slot.at_ns), lines, strict=True)
+    ]
 
 
 def schedule_sha256(slots: Sequence[Slot]) -> str:

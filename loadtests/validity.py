@@ -8,12 +8,14 @@ from collections import Counter
 
 from loadtests import metrics
 from loadtests.account import counters_agree, one_model_version, statistics_agree
-from loadtests.checks import Check, equal, issued, limited
+from loadtests.carried_out import profile_was_carried_out
+from loadtests.checks import Check, equal, first_sent_ns, issued, limited
 from loadtests.contract import Contract, Profile
-from loadtests.records import NOT_ISSUED, OK, ProfileRun, Record, ShardReport
+from loadtests.records import CANCELLED, NOT_ISSUED, OK, ProfileRun, Record, ShardReport
 from loadtests.schedule import build_schedule, schedule_sha256
 
 EARLY_NS = 1_000_000
+SLOT_FIELDS = ("phase", "measured", "prompt_tokens", "output_tokens", "tenant", "item")
 IN_FLIGHT_SLACK = 0.5
 
 
@@ -28,7 +30,7 @@ def check_profile(contract: Contract, profile: Profile, run: ProfileRun) -> tupl
     ]
     of_client = (_sent_on_time, _client_had_cpu, _message_rate, _issued_ratio, _in_flight)
     checks += [check(contract, run) for check in (*of_client, counters_agree, one_model_version)]
-    return (*checks, *statistics_agree(contract, run))
+    return (*checks, *profile_was_carried_out(profile, run), *statistics_agree(contract, profile, run))
 
 
 def check_identity(contract: Contract, header: dict) -> tuple[Check, ...]:
@@ -87,8 +89,8 @@ def _records_match_schedule(profile: Profile, run: ProfileRun) -> Check:
             return Check("schedule", False, f"{len(found)} requests {problem}, the first is {min(found)}")
     for record in run.records:
         slot = slots[record.index]
-        found = (record.scheduled_ns, record.phase, record.measured, record.prompt_tokens, record.output_tokens)
-        if found != (slot.at_ns, slot.phase, slot.measured, slot.prompt_tokens, slot.output_tokens):
+        found = (record.scheduled_ns, *(getattr(record, name) for name in SLOT_FIELDS))
+        if found != (slot.at_ns, *(getattr(slot, name) for name in SLOT_FIELDS)):
             return Check("schedule", False, f"request {record.index} is not the one its slot describes")
     return Check("schedule", True, f"{len(slots)} slots, one record each, sha256 {wanted[:12]}")
 
@@ -97,14 +99,17 @@ def _contradiction(record: Record) -> str | None:
     """Why a record cannot be true, or None."""
     if record.sent_ns is None:
         return None if record.status == NOT_ISSUED and not record.chunks else "was never sent but has an outcome"
-    times = [record.sent_ns, *(at for at, _ in record.chunks)]
+    times = [*(at for sent, end, _ in record.attempts for at in (sent, end)), record.sent_ns]
+    times += [at for at, _ in record.chunks]
     if record.end_ns is None or sorted([*times, record.end_ns]) != [*times, record.end_ns]:
         return "has times that run backwards"
-    if record.sent_ns < record.scheduled_ns - EARLY_NS:
+    if record.status == CANCELLED and not record.sent_ns <= (record.cancel_ns or 0) <= record.end_ns:
+        return "was cancelled without being asked"
+    if times[0] < record.scheduled_ns - EARLY_NS:
         return "was sent before it was due"
     if any(count < 1 for _, count in record.chunks):
         return "has a response with tokens that has no token"
-    if record.status == OK and record.received_tokens != record.output_tokens:
+    if record.status == OK and not record.item and record.received_tokens != record.output_tokens:
         return f"is ok with {record.received_tokens} of {record.output_tokens} tokens"
     return None
 
@@ -175,7 +180,7 @@ def _in_flight(contract: Contract, run: ProfileRun) -> Check:
         if seen is None or not shard.wall_ns:
             continue
         own = [r for r in run.records if r.shard == shard.shard and r.sent_ns is not None and r.end_ns is not None]
-        recorded = sum(r.end_ns - r.sent_ns for r in own) / shard.wall_ns
+        recorded = sum(r.end_ns - first_sent_ns(r) for r in own) / shard.wall_ns
         worst = max(worst, (abs(seen - recorded) - IN_FLIGHT_SLACK) / max(seen, recorded, 1e-9))
     return limited(
         "in_flight", "relative difference of open requests, counted live and recorded:", max(worst, 0), limit
