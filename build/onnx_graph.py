@@ -90,11 +90,6 @@ def output_names(num_layers: int) -> list[str]:
     return ["logits", *cache_names("present", num_layers)]
 
 
-def weight_bytes(folder: Path) -> int:
-    """Bytes of the graph with its weights in `folder`."""
-    return sum((folder / name).stat().st_size for name in (MODEL, DATA) if (folder / name).is_file())
-
-
 def tensor_bytes(folder: Path) -> dict[str, int]:
     """Bytes of the graph's stored tensors by element type: what an exporter or a quantizer really stored."""
     import onnx_ir

@@ -111,12 +111,9 @@ def write_onnx(source: Path, recipe: Recipe, out: Path) -> dict[str, Any]:
         method = "as exported"
         for name in onnx_graph.FILES:
             shutil.copyfile(source / name, out / name)
-    return {
-        "method": method,
-        "weight_bytes_float32": onnx_graph.weight_bytes(source),
-        "weight_bytes": onnx_graph.weight_bytes(out),
-        "constants": onnx_graph.tensor_bytes(out),
-    }
+    before, after = onnx_graph.tensor_bytes(source), onnx_graph.tensor_bytes(out)
+    sizes = {"weight_bytes_float32": sum(before.values()), "weight_bytes": sum(after.values())}
+    return {"method": method, **sizes, "constants": after}
 
 
 def largest_part(recipe: Recipe) -> float:
