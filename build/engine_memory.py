@@ -25,46 +25,68 @@ def measure(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]
 
     A paged cache is made for one sequence only; a linear one, where each has a slot of its own, as large as it is.
 
-    num_blocks: its KV blocks. load_peak_bytes: the most while it opens. loaded_bytes: once it is open. step_bytes: what
-    steps add, up to the largest ones with the longest context.
+    num_blocks: its KV blocks. load_peak_bytes: the most while it opens, with KV for one sequence. loaded_bytes: once it
+    is open. step_bytes: what steps add, up to the largest ones with the longest context.
     """
-    command = [sys.executable, str(Path(__file__).absolute()), target, str(Path(folder).absolute()), json.dumps(config)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    measured = _run("probe", target, folder, config)
+    if is_linear(config["engine_config"]):
+        one_slot = {**config, "engine_config": {**config["engine_config"], "num_blocks": 1}}
+        measured["load_peak_bytes"] = _run("probe_load", target, folder, one_slot)["load_peak_bytes"]
+    return measured
+
+
+def is_linear(engine_config: dict[str, Any]) -> bool:
+    """Whether a block is one sequence's slot."""
+    return engine_config["block_size"] == engine_config["max_model_len"]
+
+
+def _run(function: str, target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
+    """What a function of this module returns in a process of its own."""
+    script, place = str(Path(__file__).absolute()), str(Path(folder).absolute())
+    done = subprocess.run(
+        [sys.executable, script, function, target, place, json.dumps(config)], capture_output=True, text=True
+    )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise EngineFailure(f"the memory of the compiled engine could not be measured: {last}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def probe_load(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
+    """Bytes that opening the engine takes in this process: load_peak_bytes and loaded_bytes."""
+    return _open(target, folder, config)[1]
+
+
 def probe(target: str, folder: Path, config: dict[str, Any]) -> dict[str, int]:
     """What `measure` returns, taken in this process."""
-    module = import_module(f"target_{target}")
-    module.import_engine()
-    engine_config = {name: value for name, value in config["engine_config"].items() if name != "fit_memory"}
-    if engine_config["block_size"] < engine_config["max_model_len"]:
-        engine_config["num_blocks"] = -(-engine_config["max_model_len"] // engine_config["block_size"])
+    engine, measured = _open(target, folder, config)
+    loaded, _ = resident_bytes()
     limits = config["scheduler"]
-    before, _ = resident_bytes()
-    engine = module.open_engine(folder, engine_config)
-    loaded, load_peak = resident_bytes()
-    fill(engine, limits["max_num_batched_tokens"])
+    if is_linear(config["engine_config"]):
+        fill(engine, limits["max_num_batched_tokens"])
     most = max(loaded, resident_bytes()[0])
     for step in steps(engine, limits["max_num_seqs"], limits["max_num_batched_tokens"]):
         engine.step(step)
         most = max(most, resident_bytes()[0])
-    return {
-        "num_blocks": engine.spec.num_blocks,
-        "load_peak_bytes": load_peak - before,
-        "loaded_bytes": loaded - before,
-        "step_bytes": most - loaded,
-    }
+    return {"num_blocks": engine.spec.num_blocks, **measured, "step_bytes": most - loaded}
+
+
+def _open(target: str, folder: Path, config: dict[str, Any]) -> tuple[Engine, dict[str, int]]:
+    """The open engine, a paged one with KV for one sequence, and what opening it took."""
+    module = import_module(f"target_{target}")
+    module.import_engine()
+    engine_config = {name: value for name, value in config["engine_config"].items() if name != "fit_memory"}
+    if not is_linear(engine_config):
+        engine_config["num_blocks"] = -(-engine_config["max_model_len"] // engine_config["block_size"])
+    before, _ = resident_bytes()
+    engine = module.open_engine(folder, engine_config)
+    loaded, peak = resident_bytes()
+    return engine, {"load_peak_bytes": peak - before, "loaded_bytes": loaded - before}
 
 
 def fill(engine: Engine, max_num_batched_tokens: int) -> None:
-    """Fill all slots of a linear cache, which computes behind computed tokens only; a paged one needs nothing."""
+    """Fill all slots of a linear cache: it computes behind computed tokens only."""
     spec = engine.spec
-    if spec.block_size < spec.max_model_len:
-        return
     longest = spec.max_model_len - 1
     chunk = min(max_num_batched_tokens, longest)
     for start in range(0, longest, chunk):
@@ -101,4 +123,5 @@ def sizes(most: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(probe(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))))
+    function, target, folder, config = sys.argv[1:]
+    print(json.dumps({"probe": probe, "probe_load": probe_load}[function](target, Path(folder), json.loads(config))))
