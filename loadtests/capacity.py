@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtests.capacity_contract import choose_profile, is_floor, mean_rate, read_document
+from loadtests.capacity_contract import choose_profile, left_out, mean_rate
 from loadtests.capacity_page import render
 from loadtests.capacity_search import INVALID, Knee, Search, find_knee, search
 from loadtests.capacity_trials import Trials
 from loadtests.contract import Contract, Profile
-from loadtests.contract_toml import parse_contract
+from loadtests.contract_toml import parse_contract, read_document
 from loadtests.fields import InvalidContract
 from loadtests.verdict import EXIT_CODES
 
 SCHEMA = "tritonforge.capacity/1"
+FLOOR = "output_tokens_per_s"
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,13 @@ class Capacity:
         return EXIT_CODES[INVALID] if all(trial.status == INVALID for trial in self.found.trials) else 1
 
     def floors(self) -> list[dict[str, Any]]:
-        """The contract's rate floors beside the throughput at capacity; the highest of its trials there."""
+        """The contract's throughput floors beside the throughput at capacity; the highest of its trials there."""
         rates = [t.output_tokens_per_s for t in self.found.trials if t.holds and t.rate == self.found.capacity]
+        highest = max(rates, default=None)
         return [
-            {
-                "id": item.id,
-                "metric": item.metric,
-                "ge": item.ge,
-                "measured": max(rates, default=None),
-                "met": bool(rates) and max(rates) >= item.ge,
-            }
-            for item in self.profile.objectives
-            if is_floor(item)
+            {"id": o.id, "ge": o.ge, "measured": highest, "met": highest is not None and highest >= o.ge}
+            for o in self.profile.objectives
+            if o.metric == FLOOR
         ]
 
     def summary(self) -> str:
@@ -123,7 +119,10 @@ class Capacity:
             lines.append(f"knee: {self.knee.rate:g} requests/s, the greatest throughput per response time; {peak}")
         for floor in self.floors():
             state = "met" if floor["met"] else "not met"
-            lines.append(f"floor {floor['id']}: {floor['metric']} >= {floor['ge']:g} is {state} at capacity")
+            lines.append(f"{floor['id']}: {FLOOR} >= {floor['ge']:g} is {state} at capacity")
+        others = ", ".join(o.id for o in left_out(self.profile) if o.metric != FLOOR)
+        if others:
+            lines.append(f"not judged in trials: {others}")
         return "\n".join(lines)
 
     def document(self) -> dict[str, Any]:

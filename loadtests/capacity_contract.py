@@ -4,31 +4,25 @@ The workload, the limits and the rules of the measurement stay; what must change
 """
 
 import copy
-import tomllib
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from loadtests import contract_toml
 from loadtests.binomial import samples_needed
-from loadtests.contract import EVERY, EVERY_PROVES, Contract, Objective, Profile
+from loadtests.contract import Contract, Objective, Profile
 from loadtests.contract_toml import parse_contract
 from loadtests.fields import InvalidContract
-from loadtests.metrics import METRICS, RATE, RATIO
+from loadtests.judges import shares_claim
+from loadtests.lint import needs
+from loadtests.metrics import AVAILABILITY, COUNT, DURATION, METRICS, RATIO
+from loadtests.schedule import build_schedule
 
-SPARE = 1.15
-"""Poisson arrivals come in other numbers than expected: so many more are planned than are needed."""
+JUDGED = (DURATION, RATIO, AVAILABILITY, COUNT)
+"""Kinds of objectives that mean the same at every rate. Rate floors do not, nor do costs, which follow from the rate,
+comparisons with a phase that has a rate of its own, and facts of the server over a whole run."""
+WITHOUT_RATE = ("trace", "batch")
 ALLOWED_MISSES = 1
 """A trial is long enough to pass with so many misses of each objective; without any, one bad moment ends a search."""
-
-
-def read_document(path: Path) -> dict[str, Any]:
-    """A contract file as a document, everything it refers to included. Raises InvalidContract."""
-    read: Callable[[Path], dict[str, Any]] | None = getattr(contract_toml, "read_document", None)
-    if read is not None:
-        return read(path)
-    contract_toml.load_contract(path)
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+ROUNDS = 12
+SPARE = 1.02
 
 
 def choose_profile(contract: Contract, name: str | None) -> Profile:
@@ -42,25 +36,28 @@ def choose_profile(contract: Contract, name: str | None) -> Profile:
 
 
 def mean_rate(profile: Profile) -> float:
-    """Requests per second over the measured phases. Raises InvalidContract for arrivals that have no rate."""
-    phases = [phase for phase in profile.arrivals.phases if phase.measured]
+    """Requests per second over the measured phases under load. Raises InvalidContract for arrivals without a rate."""
+    phases = [phase for phase in profile.arrivals.phases if phase.measured and not phase.unloaded]
     seconds = sum(phase.seconds for phase in phases)
-    if not seconds:
-        raise InvalidContract(f"{profile.id} must have measured phases with a rate to be searched for its capacity")
+    if not seconds or profile.arrivals.process in WITHOUT_RATE:
+        raise InvalidContract(
+            f"{profile.id}.arrivals must have measured phases with a rate to be searched for capacity"
+        )
     return sum(phase.rate * phase.seconds for phase in phases) / seconds
 
 
-def is_floor(objective: Objective) -> bool:
-    """True for an objective on a rate: no lower rate can keep it, and it is what capacity measures."""
-    return METRICS[objective.metric].kind == RATE
+def left_out(profile: Profile) -> list[Objective]:
+    """The objectives that trials do not judge: see JUDGED; and those of phases without load."""
+    unloaded = {phase.name for phase in profile.arrivals.phases if phase.unloaded}
+    return [o for o in profile.objectives if METRICS[o.metric].kind not in JUDGED or o.phase in unloaded]
 
 
 def requests_needed(contract: Contract, objective: Objective, misses: int) -> int:
-    """The fewest requests with which an objective passes after `misses` of them missed it."""
-    share = EVERY_PROVES if objective.quantile == EVERY else objective.quantile
-    if METRICS[objective.metric].kind == RATIO:
-        share = objective.ge if objective.ge is not None else round(1 - objective.le, 12)
-    return samples_needed(misses, share, contract.statistics.confidence)
+    """The fewest requests (or time slices) with which an objective passes after `misses` of them missed it."""
+    share = shares_claim(objective)
+    # Of a count, and of a quantile of 1, one miss is a failure: more requests would not help.
+    misses = 0 if METRICS[objective.metric].kind == COUNT or objective.quantile == 1 else misses
+    return 1 if share is None else samples_needed(misses, share, contract.statistics.confidence)
 
 
 def at_rate(
@@ -69,37 +66,60 @@ def at_rate(
     """The document of a trial: only this profile, at `rate` requests per second over its measured phases.
 
     Phases keep their proportions and are made long enough: ALLOWED_MISSES, at least `min_seconds`, and `longer` times
-    that. Rate floors are left out, they say nothing against a lower rate. The in-flight guard is lifted: overload must
-    show as broken promises and not as a broken measurement. Raises InvalidContract when nothing is left to judge.
+    that. Phases without load, and the objectives of `left_out`, are not in it. The in-flight guard is lifted: overload
+    must show as broken promises and not as a broken measurement. Raises InvalidContract when nothing is left to judge,
+    and for a profile with a fault.
     """
+    profile = parse_contract(document).profile(profile_id)
+    factor = rate / mean_rate(profile)
     trial = copy.deepcopy(document)
     part = next(part for part in trial["profiles"] if part["id"] == profile_id)
     trial["profiles"] = [part]
-    part["objectives"] = [item for item in part["objectives"] if METRICS[item["metric"]].kind != RATE]
-    if not part["objectives"]:
-        raise InvalidContract(f"{profile_id}.objectives must hold more than rate floors to have a capacity")
-    contract = parse_contract(trial)
-    profile = contract.profile(profile_id)
+    _reduce(part, profile)
     part["arrivals"]["seed"] = seed
-    _scale(contract, profile, part["arrivals"]["phases"], rate, min_seconds, longer)
-    expected = sum(phase["rate"] * phase["seconds"] for phase in part["arrivals"]["phases"])
+    phases = part["arrivals"]["phases"]
+    for phase in phases:
+        phase["rate"] = phase["rate"] * factor
+    measured = [phase for phase in phases if phase.get("measured", True)]
+    _stretch(measured, min_seconds / sum(phase["seconds"] for phase in measured))
+    for _ in range(ROUNDS):
+        short = _shortage(parse_contract(trial), profile_id)
+        if short <= 1:
+            break
+        _stretch(measured, short * SPARE)
+    _stretch(measured, longer)
+    expected = sum(phase["rate"] * phase["seconds"] for phase in phases)
     guard = max(profile.client.max_in_flight, round(4 * expected) + 100)
     part["client"] = {**part.get("client", {}), "max_in_flight": guard}
     return trial
 
 
-def _scale(
-    contract: Contract, profile: Profile, phases: list[dict[str, Any]], rate: float, min_seconds: float, longer: float
-) -> None:
-    """Set rate and seconds of each phase in place."""
-    factor = rate / mean_rate(profile)
+def _reduce(part: dict[str, Any], profile: Profile) -> None:
+    """Leave in a profile's table only what a trial loads and judges."""
+    if profile.fault is not None:
+        raise InvalidContract(f"{profile.id}.fault must not be there for a search of capacity; search another profile")
+    names = {objective.id for objective in left_out(profile)}
+    part["objectives"] = [item for item in part["objectives"] if item["id"] not in names]
+    if not part["objectives"]:
+        raise InvalidContract(f"{profile.id}.objectives must hold more than rate floors to have a capacity")
+    unloaded = {phase.name for phase in profile.arrivals.phases if phase.unloaded}
+    part["arrivals"]["phases"] = [phase for phase in part["arrivals"]["phases"] if phase["name"] not in unloaded]
+    for phase in part["arrivals"]["phases"]:
+        if phase.get("like") in unloaded:
+            del phase["like"]
+
+
+def _stretch(phases: list[dict[str, Any]], factor: float) -> None:
     for phase in phases:
-        phase["rate"] = phase["rate"] * factor
-    measured = [phase for phase in phases if phase.get("measured", True)]
-    stretch = min_seconds / sum(phase["seconds"] for phase in measured)
+        phase["seconds"] = round(phase["seconds"] * factor, 3)
+
+
+def _shortage(contract: Contract, profile_id: str) -> float:
+    """By how much the schedule is too short for the objective that needs most; at most 1 when it is long enough."""
+    profile = contract.profile(profile_id)
+    contract, slots = contract.within(profile), build_schedule(profile)
+    worst = 0.0
     for objective in profile.objectives:
-        scope = [phase for phase in measured if objective.phase in (None, phase["name"])]
-        expected = sum(phase["rate"] * phase["seconds"] for phase in scope)
-        stretch = max(stretch, SPARE * requests_needed(contract, objective, ALLOWED_MISSES) / expected)
-    for phase in measured:
-        phase["seconds"] = round(phase["seconds"] * stretch * longer, 3)
+        needed = requests_needed(contract, objective, ALLOWED_MISSES)
+        worst = max(worst, needed / max(needs(contract, profile, objective, slots).has, 0.5))
+    return min(worst, 100.0)

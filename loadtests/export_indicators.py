@@ -113,7 +113,7 @@ def _indicator(contract: Contract, profile: Profile, objective: Objective, selec
         total = f"{ended_well} + {failed} + {refused}"
         return Indicator(slo, objective, title, round(1 - objective.le, 12), ended_well, total)
     name = f"{PREFIX}_{HISTOGRAMS[objective.metric]}"
-    good = _rate(f"{name}_bucket", _join(selector, f'le="{boundary(objective)}"'))
+    good = _rate(f"{name}_bucket", _join(selector, _matcher(objective)))
     total = f"{_rate(f'{name}_count', selector)} + {failed} + {refused}"
     share = (
         "every request" if objective.quantile == EVERY else f"{objective.quantile:.4%}".rstrip("0%").rstrip(".") + "%"
@@ -123,8 +123,14 @@ def _indicator(contract: Contract, profile: Profile, objective: Objective, selec
 
 
 def boundary(objective: Objective) -> str:
-    """The limit in seconds as a bucket's `le` label."""
-    return f"{objective.le / 1000:.10g}"
+    """The limit in seconds as a bucket's `le` label: 16 digits, as Triton writes it (0.0875: 0.08749999999999999)."""
+    return f"{objective.le / 1000:.16g}"
+
+
+def _matcher(objective: Objective) -> str:
+    """Selects the bucket that ends at the limit. Prometheus 3 stores a whole number with a decimal: 3 as 3.0."""
+    label = boundary(objective)
+    return f'le="{label}"' if "." in label else f'le=~"{label}([.]0)?"'
 
 
 def _rate(name: str, selector: str) -> str:
@@ -149,5 +155,5 @@ def histogram_buckets(contract: Contract) -> dict[str, list[float]]:
     for profile in contract.profiles:
         for objective in profile.objectives:
             if objective.metric in limits:
-                limits[objective.metric].add(float(boundary(objective)))
+                limits[objective.metric].add(objective.le / 1000)
     return {f"{PREFIX}_{HISTOGRAMS[metric]}": sorted({*DEFAULT_BUCKETS_S, *found}) for metric, found in limits.items()}

@@ -1,4 +1,4 @@
-"""What a contract exports: right in arithmetic, valid for promtool where that is installed, nothing left out silently."""
+"""What a contract exports: right in arithmetic, valid for promtool where there is one, nothing left out silently."""
 
 import json
 import os
@@ -105,16 +105,17 @@ def test_a_promise_of_one_phase_among_several_is_left_out(document):
     assert "phase 'peak' only" in left["ttft"]
 
 
-def test_every_limit_is_a_bucket_boundary_and_its_label_is_the_one_the_rules_ask_for(document):
+def test_every_limit_is_a_bucket_boundary_and_its_label_is_the_one_that_triton_writes(document):
+    """Wrong: a label that no bucket has, so that every request counts as a miss. Golden: Triton 2.51's labels."""
+    document["profiles"][0]["objectives"][0]["le"] = 3000
     document["profiles"][0]["objectives"][1]["le"] = 87.5
-    contract = parse_contract(document)
-    buckets = histogram_buckets(contract)
-    assert 0.0875 in buckets["tritonforge_tpot_seconds"] and 0.3 in buckets["tritonforge_ttft_seconds"]
+    buckets = histogram_buckets(parse_contract(document))
+    assert 0.0875 in buckets["tritonforge_tpot_seconds"] and 3.0 in buckets["tritonforge_ttft_seconds"]
     assert all(found == sorted(set(found)) for found in buckets.values())
-    asked = re.findall(
-        r'tritonforge_tpot_seconds_bucket{le="([^"]+)"}', json.dumps(rules(indicators(document))).replace("\\", "")
-    )
-    assert set(asked) == {"0.0875"}
+    text = json.dumps(rules(indicators(document))).replace('\\"', '"')
+    assert set(re.findall(r'tpot_seconds_bucket{le(=~?"[^"]+")}', text)) == {'="0.08749999999999999"'}
+    whole = re.findall(r'ttft_seconds_bucket{le=~"([^"]+)"}', text)
+    assert set(whole) == {"3([.]0)?"} and all(re.fullmatch(whole[0], label) for label in ("3", "3.0"))
 
 
 def test_openslo_documents_refer_only_to_what_they_define(document):
