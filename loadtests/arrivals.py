@@ -11,14 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 
 import gevent
-import grpc
 
 from loadtests.contract import Profile
 from loadtests.records import CENSORED, NOT_ISSUED, TIMEOUT, Record, ShardWriter
 from loadtests.schedule import Slot
-from loadtests.streams import Ending, Stream, build_request, on_channel
-from tritonforge.client import DECODER, cancel
-from tritonforge.errors import TritonForgeError
+from loadtests.sender import Sender
+from loadtests.streams import Ending, StreamBase
 
 PROBE_S = 0.05
 GRACE_S = 2.0
@@ -33,20 +31,19 @@ class Walk:
         slots: Sequence[Slot],
         prompts: Sequence[str],
         *,
-        channel: grpc.Channel,
-        model: str,
-        run_id: str,
+        sender: Sender,
         writer: ShardWriter,
         shard: int = 0,
         on_record: Callable[[Record], None] = lambda record: None,
+        fault: Callable[[], None] | None = None,
     ):
-        self._profile, self._slots, self._channel, self._shard = profile, slots, channel, shard
-        self._stub, self._model, self._writer, self._on_record = on_channel(channel), model, writer, on_record
-        self._requests = [
-            build_request(model, slot, prompt, f"{run_id}-{profile.id}-{slot.index}")
-            for slot, prompt in zip(slots, prompts, strict=True)
-        ]
-        self._open: dict[int, Stream] = {}
+        self._profile, self._slots, self._sender, self._shard = profile, slots, sender, shard
+        self._writer, self._on_record, self._fault = writer, on_record, fault
+        self._prompts = dict(zip((slot.index for slot in slots), prompts, strict=True))
+        self._streams = [sender.prepare(slot, self._prompts[slot.index]) for slot in slots]
+        self._attempts: dict[int, list[tuple[int, int, str]]] = {}
+        self._fault_ns: int | None = None
+        self._open: dict[int, StreamBase] = {}
         self._greenlets: dict[int, gevent.Greenlet] = {}
         self._t0 = 0
         self._lag_ns: list[int] = []
@@ -57,14 +54,17 @@ class Walk:
         """Walk, drain, record. The writer is closed whatever happens; only a whole walk is marked finished."""
         finished = False
         with _no_garbage_collection():
+            self._sender.connect()
             cpu, self._t0 = time.process_time_ns(), time.perf_counter_ns()
-            probe = gevent.spawn(self._probe)
+            helpers = [gevent.spawn(self._probe)]
+            if self._fault is not None:
+                helpers.append(gevent.spawn_later(self._profile.fault.at_s, self._do_fault))
             try:
                 self._issue()
                 self._drain()
                 finished = True
             finally:
-                probe.kill()
+                gevent.killall(helpers)
                 self._close(cpu, finished=finished)
 
     def _close(self, cpu_before: int, *, finished: bool) -> None:
@@ -77,6 +77,8 @@ class Walk:
             lag_ns=self._lag_ns,
             in_flight=self._samples,
             nice=os.getpriority(os.PRIO_PROCESS, 0),
+            t0_ns=self._t0,
+            fault_ns=self._fault_ns,
         )
 
     def progress(self) -> str:
@@ -84,42 +86,77 @@ class Walk:
         seconds = (time.perf_counter_ns() - self._t0) / 1e9 if self._t0 else 0.0
         return f"{seconds:.0f} s: {len(self._recorded)} of {len(self._slots)} requests done, {len(self._open)} open"
 
+    def _do_fault(self) -> None:
+        self._fault_ns = time.perf_counter_ns() - self._t0
+        self._fault()
+
     def _issue(self) -> None:
-        for slot, request in zip(self._slots, self._requests, strict=True):
+        for slot, stream in zip(self._slots, self._streams, strict=True):
             wait = self._t0 + slot.at_ns - time.perf_counter_ns()
             if wait > 0:
                 gevent.sleep(wait / 1e9)
             if len(self._open) >= self._profile.client.max_in_flight:
-                self._record(slot, request.id, None, Ending(NOT_ISSUED, "MAX_IN_FLIGHT"))
+                self._record(slot, stream, Ending(NOT_ISSUED, "MAX_IN_FLIGHT"))
                 continue
-            stream = Stream(request, slot.output_tokens)
             self._open[slot.index] = stream
             self._greenlets[slot.index] = gevent.spawn(self._one, slot, stream)
 
-    def _one(self, slot: Slot, stream: Stream) -> None:
-        ending = stream.run(self._stub, self._profile.client.deadline_s)
-        del self._open[slot.index]
-        del self._greenlets[slot.index]
-        self._record(slot, stream.request.id, stream, ending)
+    def _one(self, slot: Slot, stream: StreamBase) -> None:
+        """Send a request, again where the profile retries, and record how it ended."""
+        attempts = self._attempts.setdefault(slot.index, [])
+        while True:
+            ending = self._attempt(slot, stream)
+            if not self._sender.wait_before_retry(slot, attempts, stream, ending) or slot.index in self._recorded:
+                break
+            attempts.append((stream.sent_ns - self._t0, stream.end_ns - self._t0, ending.status))
+            stream = self._sender.prepare(slot, self._prompts[slot.index], len(attempts))
+            self._open[slot.index] = stream
+        self._open.pop(slot.index, None)
+        self._greenlets.pop(slot.index, None)
+        self._record(slot, stream, ending)
 
-    def _record(self, slot: Slot, request_id: str, stream: Stream | None, ending: Ending) -> None:
+    def _attempt(self, slot: Slot, stream: StreamBase) -> Ending:
+        """Send one stream, cancelled where the schedule says so."""
+        timer = None
+        if slot.cancel_after_tokens is not None:
+            stream.on_tokens = lambda received: self._cancel_at(slot, stream, received)
+        if slot.cancel_after_ms is not None:
+            timer = gevent.spawn_later(slot.cancel_after_ms / 1000, self._sender.cancel_on_purpose, stream)
+        try:
+            return self._sender.send(stream)
+        finally:
+            if timer is not None and stream.cancel_ns is None:
+                timer.kill(block=False)
+
+    def _cancel_at(self, slot: Slot, stream: StreamBase, received: int) -> None:
+        if stream.cancel_ns is None and slot.cancel_after_tokens <= received < slot.output_tokens:
+            stream.cancel_ns = time.perf_counter_ns()
+            gevent.spawn(self._sender.cancel_on_purpose, stream)
+
+    def _record(self, slot: Slot, stream: StreamBase, ending: Ending) -> None:
         """Write the one record of a slot."""
         if slot.index in self._recorded:
             return
         self._recorded.add(slot.index)
-        stream = stream if stream and stream.sent_ns else None
+        sent = stream.sent_ns != 0 and ending.status != NOT_ISSUED
+        cancelled = stream.cancel_ns is not None and stream.cancel_ns <= stream.end_ns
         record = Record(
             index=slot.index,
-            request_id=request_id,
+            request_id=stream.request_id,
             shard=self._shard,
             phase=slot.phase,
             measured=slot.measured,
             scheduled_ns=slot.at_ns,
             prompt_tokens=slot.prompt_tokens,
             output_tokens=slot.output_tokens,
-            sent_ns=stream.sent_ns - self._t0 if stream else None,
-            end_ns=stream.end_ns - self._t0 if stream else None,
-            chunks=tuple((at - self._t0, count) for at, count in stream.chunks) if stream else (),
+            tenant=slot.tenant,
+            item=slot.item,
+            sent_ns=stream.sent_ns - self._t0 if sent else None,
+            end_ns=stream.end_ns - self._t0 if sent else None,
+            chunks=tuple((at - self._t0, count) for at, count in stream.chunks) if sent else (),
+            cancel_ns=stream.cancel_ns - self._t0 if cancelled else None,
+            attempts=tuple(self._attempts.get(slot.index, ())),
+            answer="".join(stream.text) if stream.keep_text and sent else None,
             **vars(ending),
         )
         self._writer.request(record)
@@ -140,17 +177,13 @@ class Walk:
         by_index = {slot.index: slot for slot in self._slots}
         for index, stream in list(self._open.items()):
             stream.end_ns = time.perf_counter_ns()
-            self._record(by_index[index], stream.request.id, stream, ending)
+            self._record(by_index[index], stream, ending)
             self._greenlets[index].kill(block=False)
 
-    def _stop(self, stream: Stream, ending: Ending) -> None:
-        """End a stream; the decoder behind an ensemble does not see that, so it is told by request id as well."""
-        if stream.stop(ending) and self._model != DECODER:
-            gevent.spawn(self._cancel_by_id, stream.request.id)
-
-    def _cancel_by_id(self, request_id: str) -> None:
-        with contextlib.suppress(TritonForgeError, grpc.RpcError):
-            cancel(self._channel, request_id)
+    def _stop(self, stream: StreamBase, ending: Ending) -> None:
+        """End a stream, in the decoder too."""
+        if stream.stop(ending):
+            gevent.spawn(self._sender.abandon, stream)
 
     def _probe(self) -> None:
         while True:
@@ -163,8 +196,10 @@ class Walk:
                 if stream.sent_ns:
                     self._watch(stream, now)
 
-    def _watch(self, stream: Stream, now: int) -> None:
+    def _watch(self, stream: StreamBase, now: int) -> None:
         client = self._profile.client
+        if stream.paused:
+            return
         if now - stream.last_ns > client.idle_gap_s * 1e9:
             self._stop(stream, Ending(TIMEOUT, "IDLE_GAP", f"no response for {client.idle_gap_s:g} s"))
         elif now - stream.sent_ns > client.deadline_s * 1e9:

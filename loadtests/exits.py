@@ -6,7 +6,7 @@ import traceback
 from loadtests.records import InvalidRecords
 from tritonforge.errors import ReleaseMismatch, SetupError, TritonForgeError
 
-USAGE, INVALID, UNREACHABLE, INTERRUPTED = 2, 3, 5, 130
+FAILED, USAGE, INVALID, UNREACHABLE, INTERRUPTED = 1, 2, 3, 5, 130
 
 
 def exit_code_of(error: Exception) -> int:

@@ -3,7 +3,8 @@
     locust -f loadtests/locustfile.py --host 127.0.0.1:8001 --contract loadtests/contracts/demo.toml --release DIR
 
 The contract's schedule says when requests are sent, so users, spawn rate and run time are not asked for. Charts show
-E2E, TTFT and TPOT of each phase; the verdict comes from the raw records, never from Locust's percentiles.
+E2E, TTFT, TPOT and tokens per second of each phase; the verdict comes from the raw records, never from Locust's own
+percentiles.
 """
 
 # ruff: noqa: E402
@@ -61,6 +62,9 @@ def add_arguments(parser) -> None:
         "--release", default="", help="folder of the release that is served: named in the report, its tokenizer used"
     )
     parser.add_argument("--tokenizer", default="", help="tokenizer.json, when there is no release folder")
+    parser.add_argument("--http-url", default="", help="HTTP endpoint, for a profile over http-sse")
+    parser.add_argument("--metrics-url", default="", help="metrics endpoint: KV blocks and tokens are compared with it")
+    parser.add_argument("--server-pid", type=int, default=0, help="process that serves, for faults and its memory")
     parser.add_argument("--out", default="", help="report folder; default: artifacts/reports/locust-<time>")
     parser.add_argument("--salt", default="", help="repeat the prompts of an earlier run: its salt")
     parser.add_argument("--run-id", default="", include_in_web_ui=False, help="prefix of the request ids")

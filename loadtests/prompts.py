@@ -11,6 +11,7 @@ from pathlib import Path
 
 from loadtests.fields import InvalidContract
 from loadtests.schedule import Slot
+from loadtests.workload import Data
 from tritonforge.release import digest_of
 
 ATTEMPTS = 20
@@ -60,14 +61,35 @@ def _join(start: str, words: Sequence[str]) -> str:
     return " ".join((start, *words))
 
 
+def shared_prefixes(data: Data, *, profile: str, salt: str, count: Callable[[str], int]) -> list[str]:
+    """The common beginnings of a profile's prompts, each of exactly shared_prefix_tokens; [""] without any."""
+    if not data.shared_prefix_tokens:
+        return [""]
+    found = []
+    for k in range(data.prefixes):
+        start = f"{nonce(profile, data.seed, salt, -1 - k)}:"
+        rng = random.Random(f"{profile}/{data.seed}/prefix/{k}")
+        found.append(exact_prompt(count, rng, start, data.shared_prefix_tokens) + " ")
+    return found
+
+
 def build_prompts(
-    slots: Sequence[Slot], *, profile: str, seed: int, salt: str, count: Callable[[str], int]
+    slots: Sequence[Slot],
+    *,
+    profile: str,
+    seed: int,
+    salt: str,
+    count: Callable[[str], int],
+    prefixes: Sequence[str] = ("",),
 ) -> list[str]:
-    """The prompt of each slot, in order. Depends on profile id, seed, salt and the slot, not on the other slots."""
+    """The prompt of each slot, in order. Depends on profile id, seed, salt and the slot, not on the other slots.
+
+    With several `prefixes`, slot k begins with number k modulo their number.
+    """
     prompts = []
     for slot in slots:
         rng = random.Random(f"{profile}/{seed}/words/{slot.index}")
-        start = f"{nonce(profile, seed, salt, slot.index)}:"
+        start = f"{prefixes[slot.index % len(prefixes)]}{nonce(profile, seed, salt, slot.index)}:"
         prompts.append(exact_prompt(count, rng, start, slot.prompt_tokens))
     return prompts
 

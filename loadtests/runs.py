@@ -11,18 +11,21 @@ import secrets
 import shutil
 import tempfile
 import time
+import tomllib
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from loadtests.binomial import samples_needed
-from loadtests.contract import EVERY, EVERY_PROVES, Contract, Objective, Profile
+from loadtests.capacity_toml import to_toml
+from loadtests.contract import Contract, Profile
 from loadtests.contract_toml import load_contract
+from loadtests.documents import read_document
+from loadtests.exports_text import junit, markdown
 from loadtests.fields import InvalidContract
-from loadtests.metrics import METRICS, RATE, RATIO
+from loadtests.lint import check_access, lint, shortest
 from loadtests.page import write_page
-from loadtests.prompts import Counter, build_prompts
+from loadtests.prompts import Counter, build_prompts, shared_prefixes
 from loadtests.records import merge, read_run
 from loadtests.report import build_report, write_report
 from loadtests.schedule import build_schedule
@@ -31,6 +34,7 @@ from loadtests.verdict import Verdict, judge
 from tritonforge.errors import InvalidRequest
 from tritonforge.release import Release, file_digest
 
+__all__ = ["Run", "lint", "recompute", "report_of", "shortest"]
 PACKAGES = ("locust", "gevent", "grpcio", "tritonclient", "tokenizers", "protobuf")
 
 
@@ -51,6 +55,9 @@ class Run:
     salt: str
     run_id: str
     prompts: dict[str, list[str]]
+    http_url: str = "127.0.0.1:8000"
+    metrics_url: str | None = None
+    server_pid: int | None = None
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     server: dict[str, Any] = field(default_factory=dict)
 
@@ -66,6 +73,9 @@ class Run:
         profile: str | None = None,
         salt: str | None = None,
         run_id: str | None = None,
+        http_url: str | None = None,
+        metrics_url: str | None = None,
+        server_pid: int | None = None,
     ) -> "Run":
         """Read, check and compute everything a run depends on, before any load and before any file is touched.
 
@@ -77,6 +87,7 @@ class Run:
         selected = [parsed.profile(profile)] if profile else list(parsed.profiles)
         for chosen in selected:
             lint(parsed, chosen)
+            check_access(chosen, metrics_url=metrics_url, server_pid=server_pid)
         opened = Release.open(release) if release else None
         if opened is not None:
             opened.verify()
@@ -96,6 +107,9 @@ class Run:
             salt=salt,
             run_id=run_id or secrets.token_hex(6),
             prompts={chosen.id: prompts_of(chosen, salt, count) for chosen in selected},
+            http_url=http_url or "127.0.0.1:8000",
+            metrics_url=metrics_url,
+            server_pid=server_pid,
         )
 
     @property
@@ -118,10 +132,33 @@ class Run:
             ) from None
         shutil.rmtree(self.out / "raw", ignore_errors=True)
         (self.out / "raw").mkdir(exist_ok=True)
-        for name in ("raw.jsonl", "report.json", "report.html", "locust.log"):
+        for name in ("raw.jsonl", "report.json", "report.html", "report.md", "junit.xml", "locust.log"):
             (self.out / name).unlink(missing_ok=True)
-        if self.contract_path.resolve() != (self.out / "contract.toml").resolve():
-            shutil.copyfile(self.contract_path, self.out / "contract.toml")
+        self._copy_contract()
+
+    def _copy_contract(self) -> None:
+        """The contract as OUT/contract.toml: verbatim, or with all that it refers to written into it."""
+        copy = self.out / "contract.toml"
+        if self.contract_path.resolve() == copy.resolve():
+            return
+        try:
+            document = tomllib.loads(self.contract_path.read_text(encoding="utf-8"))
+            resolved = read_document(self.contract_path)
+        except OSError as error:
+            raise InvalidContract(f"contract {self.contract_path} cannot be read: {error.strerror}") from error
+        if document == resolved:
+            shutil.copyfile(self.contract_path, copy)
+        else:
+            copy.write_text(to_toml(resolved), encoding="utf-8")
+
+    def note_server(self, profile: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> None:
+        """Keep what the server said of itself before and after a profile; nothing when it did not say it twice."""
+        if before is None or after is None:
+            return
+        sides = {"before": before, "after": after}
+        self.server[profile] = {name: side["counters"] for name, side in sides.items()}
+        if any(side["gauges"] for side in sides.values()):
+            self.server[profile]["gauges"] = {name: side["gauges"] for name, side in sides.items()}
 
     def header(self, target: dict[str, Any]) -> dict[str, Any]:
         """The campaign line of raw.jsonl: what was measured, with what, and where.
@@ -154,46 +191,29 @@ class Run:
 def prompts_of(profile: Profile, salt: str, count: Counter) -> list[str]:
     """The prompts of a whole profile by slot index. Raises InvalidContract when one of them cannot be made."""
     slots = build_schedule(profile)
-    return build_prompts(slots, profile=profile.id, seed=profile.data_seed, salt=salt, count=count)
+    if profile.data.source == "quality":
+        texts = {item.id: item.prompt for item in profile.quality}
+        return [texts[slot.item] for slot in slots]
+    prefixes = shared_prefixes(profile.data, profile=profile.id, salt=salt, count=count)
+    given = {"profile": profile.id, "seed": profile.data_seed, "salt": salt, "count": count}
+    return build_prompts(slots, **given, prefixes=prefixes)
 
 
 def recompute(raw: Path, contract: Contract) -> Verdict:
-    """The verdict of a raw file, with report.json and report.html written beside it. The same file, the same bytes."""
+    """The verdict of a raw file, with all forms of the report written beside it. The same file, the same bytes."""
     run = read_run(raw)
     verdict = judge(contract, run)
     report = build_report(contract, run, verdict)
     write_report(raw.parent / "report.json", report)
     write_page(raw.parent / "report.html", report, contract, run)
+    (raw.parent / "junit.xml").write_bytes(junit(report))
+    (raw.parent / "report.md").write_text(markdown(report), encoding="utf-8")
     return verdict
 
 
 def report_of(folder: Path) -> dict[str, Any]:
     """The report that was written into a run folder."""
     return json.loads((folder / "report.json").read_text(encoding="utf-8"))
-
-
-def lint(contract: Contract, profile: Profile) -> None:
-    """Refuse, by name, an objective that the profile's schedule cannot decide even if no request misses."""
-    slots = [slot for slot in build_schedule(profile) if slot.measured]
-    for objective in profile.objectives:
-        needed = shortest(contract, objective)
-        scope = [slot for slot in slots if objective.phase in (None, slot.phase)]
-        if len(scope) < needed:
-            rule = f"needs at least {needed} requests to be decided, its schedule has {len(scope)}"
-            raise InvalidContract(f"{profile.id}.{objective.id} {rule}; make the phase longer or the claim weaker")
-        if objective.metric in ("tpot_ms", "max_stall_ms") and profile.output_tokens.min < 2:
-            raise InvalidContract(f"{profile.id}.{objective.id} needs output_tokens of at least 2, got 1")
-
-
-def shortest(contract: Contract, objective: Objective) -> int:
-    """The fewest requests that can decide an objective, if none of them misses."""
-    kind = METRICS[objective.metric].kind
-    if kind == RATE:
-        return 1
-    share = EVERY_PROVES if objective.quantile == EVERY else objective.quantile
-    if kind == RATIO:
-        share = objective.ge if objective.ge is not None else round(1 - objective.le, 12)
-    return samples_needed(0, share, contract.statistics.confidence)
 
 
 def environment(url: str) -> dict[str, Any]:

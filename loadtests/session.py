@@ -14,15 +14,16 @@ from locust.env import Environment
 
 from loadtests import metrics
 from loadtests.arrivals import Walk
+from loadtests.faults import fault_of
 from loadtests.fields import InvalidContract
 from loadtests.metrics import ms
 from loadtests.prompts import prompts_sha256
-from loadtests.records import OK, Record, ShardWriter, shard_path
+from loadtests.records import CANCELLED, OK, Record, ShardWriter, shard_path
 from loadtests.report import table
 from loadtests.runs import Run, report_of
 from loadtests.schedule import Slot, build_schedule, schedule_sha256, shard_of
-from loadtests.streams import open_channel
-from loadtests.target import counters, inspect
+from loadtests.sender import Sender
+from loadtests.target import inspect, server_state
 
 PROGRESS_S = 10.0
 BARRIER_S = 2.0
@@ -49,6 +50,9 @@ def run_of(options: Any, host: str | None, **fixed: str) -> Run:
         release=options.release or None,
         tokenizer=options.tokenizer or None,
         profile=options.contract_profile or None,
+        http_url=options.http_url or None,
+        metrics_url=options.metrics_url or None,
+        server_pid=options.server_pid or None,
         **values,
     )
     if len(run.profiles) > 1:
@@ -69,14 +73,14 @@ class Walker:
         slots = shard_of(schedule, shard, of)
         prompts = [run.prompts[self._profile.id][slot.index] for slot in slots]
         digests = {"schedule_sha256": schedule_sha256(schedule), "prompts_sha256": prompts_sha256(prompts)}
-        self._channel = open_channel(run.url)
+        addresses = {"url": run.url, "http_url": run.http_url, "model": run.contract.target.model}
+        self._sender = Sender(self._profile, run_id=run.run_id, **addresses)
         self._walk = Walk(
             self._profile,
             slots,
             prompts,
-            channel=self._channel,
-            model=run.contract.target.model,
-            run_id=run.run_id,
+            sender=self._sender,
+            fault=fault_of(self._profile, run.server_pid) if shard == 0 else None,
             writer=ShardWriter(shard_path(run.out, self._profile.id, shard), self._profile.id, shard, of, **digests),
             shard=shard,
             on_record=self._fire,
@@ -85,7 +89,7 @@ class Walker:
 
     def run(self) -> None:
         """Walk the shard to its end; an interrupted walk still writes its records."""
-        with contextlib.closing(self._channel):
+        with contextlib.closing(self._sender):
             gevent.sleep(max(0.0, self._start_at - time.time()))
             progress = gevent.spawn(self._progress)
             try:
@@ -99,15 +103,22 @@ class Walker:
             print(f"progress: {self._profile.id}: {self._walk.progress()}", flush=True)
 
     def _fire(self, record: Record) -> None:
-        """Locust's charts: E2E with the outcome, TTFT and TPOT of answers that ended ok."""
+        """Locust's charts: E2E with the outcome, TTFT, TPOT and tokens per second of answers that ended ok.
+
+        A request that was cancelled on purpose is neither a failure nor an E2E of an answer: it has a row of its own.
+        """
         name = f"{self._profile.id}/{record.phase}"
-        failed = None if record.status == OK else RequestFailed(f"{record.status} {record.code}")
+        failed = None if record.status in (OK, CANCELLED) else RequestFailed(f"{record.status} {record.code}")
         ended = record.end_ns - record.scheduled_ns if record.end_ns is not None else 0
+        if record.status == CANCELLED:
+            self._event("CANCELLED", name, ms(ended), record)
+            return
         self._event("E2E", name, ms(metrics.e2e_ns(record) if failed is None else ended), record, failed)
         if failed is None:
             self._event("TTFT", name, ms(metrics.ttft_ns(record)), record)
             if (tpot := metrics.tpot_ns(record)) is not None:
                 self._event("TPOT", name, ms(tpot), record)
+                self._event("TOKENS/S", name, 1e9 / max(tpot, 1), record)
 
     def _event(self, kind: str, name: str, value_ms: float, record: Record, error: Exception | None = None) -> None:
         self._environment.events.request.fire(
@@ -126,24 +137,21 @@ class Judge:
     def __init__(self, run: Run, *, raw_only: bool):
         self.run, self._raw_only = run, raw_only
         self._target: dict[str, Any] = {}
-        self._before: dict[str, int] | None = None
+        self._before: dict[str, Any] | None = None
 
     def start(self) -> None:
         """Check that the target is ready and make the folder; a campaign has done both. Raises Unreachable."""
         if self._raw_only:
             return
-        model = self.run.contract.target.model
-        self._target = inspect(self.run.url, model)
-        self._before = counters(self.run.url, model)
+        self._target = inspect(self.run.url, self.run.contract.target.model)
+        self._before = server_state(self.run)
         self.run.create_folder()
 
     def finish(self) -> int:
         """Judge, print the table, and return the exit code; 0 when only records were wanted."""
         if self._raw_only:
             return 0
-        after = counters(self.run.url, self.run.contract.target.model)
-        if self._before is not None and after is not None:
-            self.run.server[self.run.profiles[0]] = {"before": self._before, "after": after}
+        self.run.note_server(self.run.profiles[0], self._before, server_state(self.run))
         verdict = self.run.conclude(self._target)
         print(f"{table(report_of(self.run.out))}\nreport: {self.run.out / 'report.html'}", flush=True)
         return verdict.exit_code

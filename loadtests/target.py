@@ -3,8 +3,11 @@
 The campaign asks before and after a load; it is no part of the measurement.
 """
 
+import re
 import socket
-from typing import Any
+import time
+import urllib.request
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from tritonclient.grpc import service_pb2
@@ -12,6 +15,12 @@ from tritonclient.grpc import service_pb2
 from loadtests.streams import on_channel, open_channel
 from tritonforge.client import rpc_error
 from tritonforge.errors import SetupError
+
+if TYPE_CHECKING:
+    from loadtests.runs import Run
+
+QUIET_S = 10.0
+_GAUGE = re.compile(r"^tritonforge_(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 class Unreachable(SetupError):
@@ -57,6 +66,45 @@ def counters(url: str, model: str, timeout_s: float = 10.0) -> dict[str, int] | 
         return None
     stats = [version.inference_stats for version in answer.model_stats]
     return {"success": sum(s.success.count for s in stats), "fail": sum(s.fail.count for s in stats)}
+
+
+def server_state(run: "Run") -> dict[str, Any] | None:
+    """Counters and gauges of a run's target at this moment; None when it offers no counters."""
+    from loadtests.faults import rss_bytes
+
+    found = counters(run.url, run.contract.target.model)
+    if found is None:
+        return None
+    gauges: dict[str, float] = {}
+    if run.metrics_url is not None:
+        gauges = read_gauges(run.metrics_url)
+    if run.server_pid is not None:
+        gauges["rss_bytes"] = rss_bytes(run.server_pid)
+    return {"counters": found, "gauges": gauges}
+
+
+def read_gauges(metrics_url: str, timeout_s: float = 10.0) -> dict[str, float]:
+    """The decoder's own counts from the metrics port: KV blocks held and tokens sampled; {} when it does not answer.
+
+    Triton refreshes them about twice a second, and requests that just ended free their blocks a moment later: the
+    gauges are read until the decoder is idle, for at most QUIET_S.
+    """
+    deadline = time.monotonic() + QUIET_S
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while True:
+        try:
+            with opener.open(f"http://{metrics_url}/metrics", timeout=timeout_s) as answer:
+                found = {name: float(value) for name, value in _GAUGE.findall(answer.read().decode())}
+        except (OSError, ValueError):
+            return {}
+        idle = found.get("num_requests_running", 0) + found.get("num_requests_waiting", 0) == 0
+        if idle or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    if "kv_blocks" not in found or "generation_tokens_total" not in found:
+        return {}
+    held = found["kv_blocks"] - found.get("kv_blocks_free", 0)
+    return {"kv_blocks_held": held, "tokens": found["generation_tokens_total"]}
 
 
 def is_local(url: str) -> bool:
