@@ -7,6 +7,7 @@ AWQ (Lin et al., arXiv 2306.00978) enlarges the weights of channels that carry m
 `apply` changes the graph; the searches are functions on arrays. quantize_onnx is the caller.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,10 +27,14 @@ SMALLEST = 1e-5
 
 @dataclass(frozen=True)
 class Chosen:
-    """The factors [channels] found for a group of layers, and the parameter that gave them."""
+    """The factors [channels] found for a group of layers, the parameter that gave them, and what error they leave.
+
+    `error` is the norm of what the quantized outputs miss, as a part of the norm of the exact ones.
+    """
 
     factors: np.ndarray
     alpha: float
+    error: float
 
 
 def smooth_factors(largest_input: np.ndarray, largest_weight: np.ndarray, alpha: float) -> np.ndarray:
@@ -57,15 +62,14 @@ def search_smooth(seen: Seen, matrices: list[np.ndarray], compute: str) -> Chose
         return sum(float(np.square(out - true).sum()) for out, true in zip(outputs, exact, strict=True))
 
     ones = np.ones_like(seen.largest)
-    tried = [
-        Chosen(smooth_factors(seen.largest, largest_weight, alpha) if alpha else ones, alpha) for alpha in SMOOTHNESS
-    ]
-    return min(tried, key=lambda chosen: error(chosen.factors))
+    factors = {alpha: smooth_factors(seen.largest, largest_weight, alpha) if alpha else ones for alpha in SMOOTHNESS}
+    return _least(factors, error, exact)
 
 
 def search_awq(seen: Seen, matrices: list[np.ndarray], block_size: int, compute: str) -> Chosen:
     """The alpha in [0, 1) whose int4 weights give the least squared error of the layers' outputs."""
     rows = seen.rows
+    exact = [rows @ matrix for matrix in matrices]
 
     def error(factors: np.ndarray) -> float:
         total = 0.0
@@ -74,8 +78,8 @@ def search_awq(seen: Seen, matrices: list[np.ndarray], block_size: int, compute:
             total += float(np.square(rows @ (rounded / factors[:, None] - matrix)).sum())
         return total
 
-    tried = [Chosen(awq_factors(seen.mean, step / AWQ_STEPS), step / AWQ_STEPS) for step in range(AWQ_STEPS)]
-    return min(tried, key=lambda chosen: error(chosen.factors))
+    alphas = [step / AWQ_STEPS for step in range(AWQ_STEPS)]
+    return _least({alpha: awq_factors(seen.mean, alpha) for alpha in alphas}, error, exact)
 
 
 def search_clips(rows: np.ndarray, matrix: np.ndarray, block_size: int, compute: str) -> np.ndarray:
@@ -143,6 +147,14 @@ def _vector_slot(node: ir.Node | None, channels: int) -> int | None:
         if value.const_value is not None and value.const_value.shape.numpy() == (channels,):
             return index
     return None
+
+
+def _least(factors: dict[float, np.ndarray], error: Callable[[np.ndarray], float], exact: list[np.ndarray]) -> Chosen:
+    """Of the factors by alpha those with the least squared error of the outputs, which are `exact` without any."""
+    squares = {alpha: error(values) for alpha, values in factors.items()}
+    alpha = min(squares, key=squares.__getitem__)
+    whole = sum(float(np.square(values).sum()) for values in exact)
+    return Chosen(factors[alpha], alpha, float(np.sqrt(squares[alpha] / max(whole, SMALLEST**2))))
 
 
 def _sane(factors: np.ndarray) -> np.ndarray:

@@ -45,6 +45,8 @@ METHODS = {
 CALIBRATED = (("int4", "awq"), ("w8a8", "smoothquant"), ("w8a8", "rtn"), ("fp8", "rtn"))
 KV = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 """Precisions of the KV cache, which is what the graph computes in."""
+BEARABLE = 0.05
+"""The largest error of a group's int8 outputs, as a part of their norm, with which SmoothQuant's inputs are kept."""
 OWN_KV = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 
 
@@ -74,7 +76,9 @@ def shrink(source: Path, weights: Weights, kv_precision: str, calibration: list[
     onnx_convert.drop_unused(model.graph)
     ir.save(model, out / onnx_graph.MODEL, external_data=onnx_graph.DATA)
     replace(facts, kv_dtype=compute).write(out)
-    return " ".join(filter(None, (weights.precision, method, f"computing in {compute}")))
+    rounded = sum(node.op_type == "QuantizeLinear" for node in model.graph)
+    inputs = f"{rounded} of {len(groups)} inputs quantized," if rounded else ""
+    return " ".join(filter(None, (weights.precision, method, inputs, f"computing in {compute}")))
 
 
 def plan(weights: Weights, kv_precision: str) -> tuple[str, str]:
@@ -137,10 +141,16 @@ def int4(graph: ir.Graph, group: list[Linear], seen: Seen | None, block_size: in
 
 
 def w8a8(graph: ir.Graph, group: list[Linear], seen: Seen, compute: str, *, smooth: bool) -> None:
-    """Weights by output column, the input with one static scale; SmoothQuant moves outliers into the weights first."""
+    """Weights by output column, the input with one static scale; SmoothQuant moves outliers into the weights first.
+
+    An input that even then would cost more than BEARABLE of the outputs is left alone.
+    """
     largest = seen.largest
     if smooth and all(linear.weight.shape.rank() == 2 for linear in group):
         chosen = scaling.search_smooth(seen, [linear.matrix() for linear in group], compute)
+        if chosen.error > BEARABLE:
+            int8(graph, group, compute)
+            return
         if chosen.alpha:
             scaling.apply(graph, group, chosen.factors)
             largest = largest / chosen.factors

@@ -276,6 +276,15 @@ def test_logits_stay_near_those_of_float32(precision, method, far, step_graph, s
     assert np.sqrt(np.square(found - exact).mean()) < far * exact.std()
 
 
+def test_an_input_that_int8_cannot_bear_is_left_alone_and_its_weights_are_not(
+    step_graph, samples, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(quantize_onnx, "BEARABLE", 0.0)
+    model = ir.load(shrunk(step_graph, tmp_path, samples, "w8a8") / onnx_graph.MODEL)
+    kinds = [node.op_type for node in model.graph]
+    assert (kinds.count("QuantizeLinear"), kinds.count("DequantizeLinear")) == (0, 14)
+
+
 def test_inputs_and_outputs_keep_their_names_order_and_symbols(step_graph, samples, tmp_path):
     before = ir.load(step_graph / onnx_graph.MODEL).graph
     after = ir.load(shrunk(step_graph, tmp_path, samples, "int4") / onnx_graph.MODEL).graph
