@@ -38,9 +38,20 @@ SOURCES = (
 WEIGHTS = ENGINE
 SPARE_BLOCKS = 0
 
+SOFTCAPPED = ("gemma2",)
+"""Architectures whose attention is softcapped: TensorRT's ONNX parser says that it does not support it."""
+
 
 def check_model(recipe: Recipe, model: dict[str, Any]) -> None:
-    """InvalidRecipe when the KV cache alone is larger than device_memory_mib; the whole plan is checked when built."""
+    """InvalidRecipe for a model that TensorRT cannot take, or whose KV cache alone is larger than device_memory_mib.
+
+    The whole plan is checked when the engine is built.
+    """
+    if model.get("model_type") in SOFTCAPPED:
+        raise InvalidRecipe(
+            f"compile.target must not be tensorrt for model_type {model['model_type']}: it caps attention scores "
+            "(softcap), which TensorRT's attention does not do; the onnxruntime target does"
+        )
     layers = (Layer(model["num_kv_heads"], model["head_size"]),) * model["num_layers"]
     _check_plan(recipe, DevicePlan(0, _kv_bytes(recipe, layers), 0, 0))
 

@@ -190,8 +190,9 @@ def test_a_checkpoint_becomes_a_release_with_an_engine_that_asks_for_a_gpu(tiny,
 
 
 SLOW = pytest.mark.skipif("TRITONFORGE_TEST_TENSORRT" not in os.environ, reason="slow: make test-tensorrt")
-LARGEST = {"fp16": 1.0, "int8": 0.65, "int4": 0.55, "fp8": 0.65}
-"""Engine sizes as parts of the float16 engine's."""
+LARGEST = {"fp16": (1.0, 1.0), "int8": (0.70, 0.61), "int4": (0.55, 0.44), "fp8": (0.75, 0.61)}
+"""Largest parts of the float16 engine's file, and of the weights that it was built from. The file holds the source of
+kernels too, 15 to 48 MB, which is much for so small a model; and a tied embedding stays in 16 bits."""
 
 
 def quantized_of(recipe: Recipe) -> Path:
@@ -208,7 +209,7 @@ def quantized_of(recipe: Recipe) -> Path:
 
 @SLOW
 def test_the_four_precisions_of_smollm2_build_in_two_minutes_each_and_shrink_as_they_should(tmp_path):
-    sizes = {}
+    sizes, weights = {}, {}
     for precision in LARGEST:
         recipe = Recipe.load(checkout.RECIPES / f"smollm2-135m-tensorrt-{precision}.toml")
         quantized = quantized_of(recipe)
@@ -219,7 +220,10 @@ def test_the_four_precisions_of_smollm2_build_in_two_minutes_each_and_shrink_as_
         layers = len(identity.layers)
         assert identity.layer_counts["KV_CACHE_UPDATE"] == 2 * layers == 60
         assert identity.layer_counts["ATTENTION_INPUT"] == layers
-        sizes[precision] = identity.engine_bytes
-        part = sizes[precision] / sizes["fp16"]
-        print(f"{precision}: {sizes[precision] / 1e6:.1f} MB, {part:.2f} of fp16, {seconds:.0f} s")
-        assert part <= LARGEST[precision] and seconds < 120
+        sizes[precision], weights[precision] = identity.engine_bytes, identity.weight_bytes
+        part, weight_part = sizes[precision] / sizes["fp16"], weights[precision] / weights["fp16"]
+        print(
+            f"{precision}: {identity.engine_bytes / 1e6:.1f} MB, {part:.3f}, weights {weight_part:.3f}, {seconds:.0f} s"
+        )
+        largest, largest_weights = LARGEST[precision]
+        assert part <= largest and weight_part <= largest_weights and seconds < 120

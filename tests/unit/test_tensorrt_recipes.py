@@ -172,6 +172,12 @@ def test_a_kv_cache_larger_than_the_named_device_is_refused_before_any_work():
         target.check_model(recipe, model)
 
 
+def test_a_model_with_softcapped_attention_is_refused_by_name_before_any_work():
+    model = {"model_type": "gemma2", "num_layers": 2, "num_kv_heads": 2, "head_size": 16}
+    with pytest.raises(InvalidRecipe, match=r"not be tensorrt for model_type gemma2: .*softcap"):
+        target.check_model(changed(), model)
+
+
 def test_without_tensorrt_the_remedy_is_said_before_any_work(monkeypatch):
     monkeypatch.setattr(tensorrt_builder, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match=r"pip install tensorrt-rtx-cu12, no GPU needed to build"):
