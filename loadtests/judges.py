@@ -166,7 +166,7 @@ def _judge_rate(contract: Contract, profile: Profile, objective: Objective, scop
             return price / max(tokens_per_s(rng), 1e-9)
 
         value = price / max(value, 1e-9)
-    result = _resampled(contract, profile, objective, len(scope), draw, value)
+    result = _resampled(contract, profile, objective, len(scope), draw, value, slices)
     return result if scope or result.status != FAIL else dataclasses.replace(result, status=INCONCLUSIVE)
 
 
@@ -180,10 +180,15 @@ def _rate_windows(profile: Profile, objective: Objective, scope: Sequence[Record
     return found
 
 
-def _resampled(contract: Contract, profile: Profile, objective: Objective, n: int, draw, value: float) -> Result:
-    """The decision by a bootstrap interval."""
+def _resampled(
+    contract: Contract, profile: Profile, objective: Objective, n: int, draw, value: float, count: int | None = None
+) -> Result:
+    """The decision by a bootstrap interval; `count` is how many things it draws from, n requests unless given."""
+    count = n if count is None else count
     low, high = interval_of(
         draw,
+        value,
+        count=count,
         seed=f"{contract.sha256}/{profile.id}/{objective.id}",
         resamples=contract.statistics.resamples,
         alpha=1 - contract.statistics.confidence,

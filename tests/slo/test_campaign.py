@@ -30,7 +30,8 @@ def cost_of_a_bare_call() -> float:
     costs = []
     with Stub() as stub, open_channel(stub.url) as channel:
         for index in range(40):
-            stream = Stream(build_request("llm", Slot(index, 0, "bare", True, 2, 6), "two words", f"bare-{index}"), 6)
+            slot = Slot(index, 0, "bare", True, 2, 6)
+            stream = Stream(request=build_request("llm", slot, "two words", f"bare-{index}"), wanted_tokens=6)
             ending = stream.run(on_channel(channel), 10)
             costs.append((stream.chunks[0][0] - stream.sent_ns) / 1e6 - ending.statistics["prefill_us"] / 1e3)
     return sorted(costs)[4]

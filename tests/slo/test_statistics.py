@@ -1,0 +1,135 @@
+"""What the verdict's statistics promise: how often a service at its limit passes, over 2,000 simulated runs each."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from loadtests.binomial import FAIL, INCONCLUSIVE, PASS, at_most, decide, samples_needed
+from loadtests.bootstrap import block_rate, decide_interval, interval_of, mean_ratio, quantile_ratio
+
+RUNS, CONFIDENCE = 2000, 0.95
+NOISE = 3 * (0.05 * 0.95 / RUNS) ** 0.5
+"""Three standard deviations of a share of 5% over 2,000 runs: a simulation may exceed its truth by that."""
+
+
+@cache
+def decided(n: int, misses: int, quantile: float) -> str:
+    return decide(n, misses, quantile, CONFIDENCE)
+
+
+def shares(n: int, quantile: float, truth: float, seed: int = 1) -> dict[str, float]:
+    """How often each verdict comes out of 2,000 runs of n requests, of which a share `truth` really complies."""
+    missed = np.random.default_rng(seed).binomial(n, 1 - truth, RUNS)
+    values, counts = np.unique(missed, return_counts=True)
+    found = dict.fromkeys((PASS, FAIL, INCONCLUSIVE), 0.0)
+    for misses, count in zip(values.tolist(), counts.tolist(), strict=True):
+        found[decided(n, misses, quantile)] += count / RUNS
+    return found
+
+
+@pytest.mark.parametrize("quantile", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize("n", [59, 93, 299, 1000])
+def test_a_service_at_its_limit_passes_in_at_most_one_run_of_twenty(n, quantile):
+    """Wrong: the confidence that a report states would be a decoration. The same holds for FAIL."""
+    found = shares(n, quantile, quantile)
+    assert found[PASS] <= 0.05 + NOISE
+    assert found[FAIL] <= 0.05 + NOISE
+    exact = sum(
+        float(at_most(n, m, 1 - _fraction(quantile)) - at_most(n, m - 1, 1 - _fraction(quantile)))
+        for m in range(n + 1)
+        if m <= n * 0.2 and decided(n, m, quantile) == PASS
+    )
+    assert exact <= 0.05
+    assert abs(found[PASS] - exact) <= NOISE
+
+
+def _fraction(value: float):
+    from fractions import Fraction
+
+    return Fraction(str(value))
+
+
+@pytest.mark.parametrize("quantile", [0.9, 0.95])
+def test_a_bad_service_does_not_pass_and_a_good_one_does(quantile):
+    """Wrong: a verdict that is never wrong because it never decides."""
+    below, above = (shares(1000, quantile, quantile + step) for step in (-0.03, 0.03))
+    assert below[PASS] <= 0.001
+    assert below[FAIL] >= 0.8
+    assert above[FAIL] <= 0.001
+    assert above[PASS] >= 0.95
+
+
+@pytest.mark.parametrize("quantile", [0.9, 0.95, 0.99])
+def test_one_more_miss_never_helps(quantile):
+    """Wrong: a service could improve its verdict by failing a request."""
+    order = {PASS: 0, INCONCLUSIVE: 1, FAIL: 2}
+    for n in (29, 59, 300):
+        ranks = [order[decided(n, misses, quantile)] for misses in range(n + 1)]
+        assert ranks == sorted(ranks)
+
+
+TABLE = {
+    (0.9, 0.95): (29, 46, 61, 76, 89, 103),
+    (0.95, 0.95): (59, 93, 124, 153, 181, 208),
+    (0.99, 0.95): (299, 473, 628, 773, 913, 1049),
+    (0.999, 0.95): (2995, 4742, 6294, 7752, 9151, 10511),
+    (0.9, 0.99): (44, 64, 81, 97, 113, 127),
+    (0.95, 0.99): (90, 130, 165, 198, 229, 259),
+    (0.99, 0.99): (459, 662, 838, 1001, 1157, 1307),
+    (0.999, 0.99): (4603, 6636, 8403, 10042, 11601, 13105),
+}
+
+
+@pytest.mark.parametrize(("quantile", "confidence"), TABLE)
+def test_the_table_of_sample_sizes(quantile, confidence):
+    """Golden values of the exact binomial test; 0 misses are the known 59 for p95 at 95% (rule of three: 3 / 0.05)."""
+    found = tuple(samples_needed(misses, quantile, confidence) for misses in range(6))
+    assert found == TABLE[quantile, confidence]
+
+
+def passes(values, limit: float, draw, count: int, run: int, *, ge: bool) -> bool:
+    low, high = interval_of(draw, values, count=count, seed=str(run), resamples=100, alpha=0.05)
+    return decide_interval(low, high, le=None if ge else limit, ge=limit if ge else None) == PASS
+
+
+def test_a_rate_at_its_limit_passes_in_at_most_one_run_of_twenty():
+    """Ten slices are few: without its correction the bootstrap passes a service at its limit in 8% of all runs."""
+    rng = np.random.default_rng(5)
+    slices = rng.poisson(30, (RUNS, 10)) * 20
+    hits = 0
+    for run, block in enumerate(slices.tolist()):
+        hits += passes(sum(block) / 10, 600.0, block_rate([block], 10.0), 10, run, ge=True)
+    assert hits / RUNS <= 0.05 + NOISE + 0.01  # a hundred resamples add noise of their own
+    assert hits / RUNS >= 0.02  # and it does decide
+
+
+def test_a_mean_at_its_limit_passes_in_at_most_one_run_of_twenty():
+    rng = np.random.default_rng(6)
+    attempts = 1 + rng.binomial(3, 0.2, (RUNS, 60))
+    hits = sum(
+        passes(sum(row) / 60, 1.6, mean_ratio([(value, 1) for value in row]), 60, run, ge=False)
+        for run, row in enumerate(attempts.tolist())
+    )
+    assert hits / RUNS <= 0.05 + NOISE + 0.02
+
+
+def test_a_ratio_of_medians_at_its_limit_passes_in_at_most_one_run_of_ten():
+    """Medians of 40: the percentile interval of a quantile is a rough one; what it promises is half as much."""
+    rng = np.random.default_rng(7)
+    base, own = (rng.lognormal(np.log(scale), 0.4, (400, 40)) for scale in (1e8, 2e8))
+    rank = lambda n: n // 2  # noqa: E731
+    hits = 0
+    for run, (one, two) in enumerate(zip(own.astype(int).tolist(), base.astype(int).tolist(), strict=True)):
+        value = sorted(one)[20] / sorted(two)[20]
+        hits += passes(value, 2.0, quantile_ratio(one, two, rank), 40, run, ge=False)
+    assert hits / 400 <= 0.10
+
+
+def test_the_same_seed_gives_the_same_interval():
+    """Wrong: a recomputed verdict could differ from the first one."""
+    block = [3, 5, 2, 8, 1, 9, 4, 4, 6, 2]
+    given = {"count": 10, "seed": "a/b/c", "resamples": 500, "alpha": 0.05}
+    first, again = (interval_of(block_rate([block], 10.0), 4.4, **given) for _ in range(2))
+    assert first == again
+    assert first != interval_of(block_rate([block], 10.0), 4.4, **given | {"seed": "other"})
