@@ -93,6 +93,8 @@ def good_record(slot: Slot, *, first_ms: float = 30, gap_ms: float = 5) -> Recor
         finish_reason="length",
         statistics=statistics,
         model_version="1",
+        tenant=slot.tenant,
+        item=slot.item,
     )
 
 
