@@ -76,8 +76,28 @@ def _profile(row: dict[str, Any], contract: Contract, run: ProfileRun) -> str:
         + _objectives(row["objectives"])
         + f'<p class="soft">Phases:{key}</p><div class="plots">{figures}</div>'
         + _figure("The ten worst requests", "From when they were due, failed ones first.", waterfalls(run.records))
+        + _special(row["special"])
         + _details(row)
     )
+
+
+def _special(parts: dict[str, Any]) -> str:
+    """Tables of tenants and of a quality set, where the profile has them."""
+    text = ""
+    for name, head in (("tenants", "tenant"), ("quality", "prompt")):
+        rows = parts.get(name)
+        if rows:
+            columns = list(next(iter(rows.values())))
+            cells = ((escape(key), *(escape(_plain(row[c])) for c in columns)) for key, row in rows.items())
+            text += _table((head, *(column.replace("_", " ") for column in columns)), cells)
+    return text
+
+
+def _plain(value: Any) -> str:
+    """A cell's text: counts as a list, no value as nothing."""
+    if isinstance(value, dict):
+        return ", ".join(f"{count} {name}" for name, count in value.items())
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _figure(title: str, text: str, svg: str) -> str:

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from loadtests import metrics
 from loadtests.binomial import compliance_bounds
 from loadtests.contract import Contract, Objective, Profile
+from loadtests.facts import fault_ns
 from loadtests.metrics import DURATION, METRICS
 from loadtests.outcomes import in_scope
-from loadtests.records import OK, ProfileRun, Record
+from loadtests.records import CANCELLED, OK, ProfileRun, Record
 from loadtests.report import worst
 from loadtests.schedule import windows
 from loadtests.svg import Chart
@@ -35,10 +36,11 @@ def ecdf(contract: Contract, objective: Objective, records: Sequence[Record]) ->
     """
     scope = in_scope(objective, records)
     metric = METRICS[objective.metric].value
-    values = sorted(v / 1e6 for r in scope if r.status == OK and (v := metric(r)) is not None)
-    n = len(values) + sum(record.status != OK for record in scope)
+    scale, ended_well = METRICS[objective.metric].scale, (CANCELLED if METRICS[objective.metric].part else OK)
+    values = sorted(v / scale for r in scope if r.status == ended_well and (v := metric(r)) is not None)
+    n = len(values) + sum(record.status != ended_well for record in scope)
     right = max([objective.le * 1.15, *values[-1:]]) * 1.02
-    chart = Chart((0, right), (0, 1), x_label=f"{objective.metric.removesuffix('_ms')} in ms", y_label="share")
+    chart = Chart((0, right), (0, 1), x_label=axis_name(objective.metric), y_label="share")
     if n:
         step = max(1, len(values) // BAND_POINTS)
         ranks = sorted({0, *range(step, len(values) + 1, step), len(values)})
@@ -49,8 +51,13 @@ def ecdf(contract: Contract, objective: Objective, records: Sequence[Record]) ->
             [(0.0, 0.0), *((v, (k + 1) / n) for k, v in enumerate(values)), (right, len(values) / n)], "measured"
         )
     chart.horizontal(objective.quantile, "limit", f"required {objective.quantile:g}")
-    chart.vertical(objective.le, "limit", f"limit {objective.le:g} ms")
+    chart.vertical(objective.le, "limit", f"limit {objective.le:g}")
     return chart.render()
+
+
+def axis_name(metric: str) -> str:
+    """ttft in ms, or tokens after cancel."""
+    return f"{metric.removesuffix('_ms')} in ms" if metric.endswith("_ms") else metric.replace("_", " ")
 
 
 def ttft_split(records: Sequence[Record]) -> str:
@@ -81,8 +88,11 @@ def ttft_split(records: Sequence[Record]) -> str:
     return svg.replace("</svg>", names + "</svg>")
 
 
-def in_flight(profile: Profile, records: Sequence[Record]) -> str:
-    """Open requests over time; unmeasured phases are shaded, requests that did not end ok are marked where due."""
+def in_flight(profile: Profile, records: Sequence[Record], fault: int | None = None) -> str:
+    """Open requests over time; unmeasured phases are shaded, requests that did not end ok are marked where due.
+
+    A `fault` (in nanoseconds) is marked, too, and requests that were cancelled on purpose, when they were.
+    """
     issued = [record for record in records if record.sent_ns is not None and record.end_ns is not None]
     events = sorted([(r.sent_ns, 1) for r in issued] + [(r.end_ns, -1) for r in issued])
     points, count = [(0.0, 0.0)], 0
@@ -97,8 +107,12 @@ def in_flight(profile: Profile, records: Sequence[Record]) -> str:
             chart.bar((window.start_ns / 1e9, window.end_ns / 1e9), (0, chart.y1), "shade", window.phase.name)
             chart.label(window.start_ns / 1e9, chart.y1 * 0.96, f" {window.phase.name}")
     chart.steps(points, "measured")
+    if fault is not None:
+        chart.vertical(fault / 1e9, "limit", "fault")
     for record in issued:
-        if record.status != OK:
+        if record.status == CANCELLED:
+            chart.dot(record.cancel_ns / 1e9, 0, "queue", f"{record.request_id}: cancelled on purpose", 3.5)
+        elif record.status != OK:
             chart.dot(record.scheduled_ns / 1e9, 0, "bad", f"{record.request_id}: {record.status} {record.code}", 3.5)
     return chart.render()
 
@@ -156,6 +170,12 @@ def all_plots(contract: Contract, profile: Profile, run: ProfileRun) -> list[tup
         text = f"Share of issued requests within it, with its {contract.statistics.confidence:.0%} band."
         found.append((f"{objective.id}: {name}", text, ecdf(contract, objective, records)))
     found.append(("Where TTFT goes", "Mean of each percentile bin, by phase.", ttft_split(records)))
-    found.append(("Open requests", "Shaded: not measured. Red: did not end ok.", in_flight(profile, records)))
+    found.append(
+        (
+            "Open requests",
+            "Shaded: not measured. Red: did not end ok. Yellow: cancelled on purpose.",
+            in_flight(profile, records, fault_ns(run)),
+        )
+    )
     found.append(("Client lag", "How late each request was sent.", client_lag(contract, profile, records)))
     return found

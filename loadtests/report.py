@@ -13,7 +13,8 @@ from loadtests import metrics
 from loadtests.contract import EVERY, Contract, Objective, Profile
 from loadtests.metrics import ms, percentile_ns
 from loadtests.outcomes import LATE, Result, in_scope, outcome
-from loadtests.records import OK, CampaignRun, ProfileRun, Record
+from loadtests.records import CANCELLED, OK, CampaignRun, ProfileRun, Record
+from loadtests.report_parts import special_parts
 from loadtests.schedule import build_schedule, schedule_sha256, windows
 from loadtests.validity import mean_in_flight
 from loadtests.verdict import ProfileVerdict, Verdict
@@ -66,13 +67,14 @@ def _profile(verdict: ProfileVerdict, run: ProfileRun) -> dict[str, Any]:
         "schedule_sha256": schedule_sha256(build_schedule(profile)),
         "prompts_sha256": [shard.prompts_sha256 for shard in run.shards],
         "counts": dict(sorted(verdict.counts.items())),
-        "errors": dict(sorted(Counter(f"{r.code}" for r in measured if r.status != OK).items())),
+        "errors": dict(sorted(Counter(f"{r.code}" for r in measured if r.status not in (OK, CANCELLED)).items())),
         "load": _load(profile, run, measured),
         "tokens": _tokens(ok),
         "objectives": [_objective(result, run.records) for result in verdict.results],
         "checks": [vars(check) for check in verdict.checks],
         "distributions": {name: distribution(ok, value) for name, value in DISTRIBUTIONS.items()},
         "server_counters": run.server,
+        "special": special_parts(profile, run),
         "worst": [_waterfall(record) for record in worst(measured)],
     }
 
@@ -151,7 +153,7 @@ def _mean(values: Sequence[int]) -> float:
 
 def worst(records: Sequence[Record]) -> list[Record]:
     """The requests that took longest, those that never ended ok first."""
-    issued = [record for record in records if record.sent_ns is not None and record.end_ns is not None]
+    issued = [r for r in records if r.sent_ns is not None and r.end_ns is not None and r.status != CANCELLED]
     return sorted(issued, key=lambda r: (r.status == OK, r.scheduled_ns - r.end_ns, r.index))[:WORST]
 
 

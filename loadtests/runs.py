@@ -22,6 +22,7 @@ from loadtests.contract import Contract, Profile
 from loadtests.contract_toml import load_contract
 from loadtests.documents import read_document
 from loadtests.exports_text import junit, markdown
+from loadtests.faults import fault_of
 from loadtests.fields import InvalidContract
 from loadtests.lint import check_access, lint, shortest
 from loadtests.page import write_page
@@ -88,6 +89,7 @@ class Run:
         for chosen in selected:
             lint(parsed, chosen)
             check_access(chosen, metrics_url=metrics_url, server_pid=server_pid)
+            fault_of(chosen, server_pid)
         opened = Release.open(release) if release else None
         if opened is not None:
             opened.verify()

@@ -49,7 +49,7 @@ def run_campaign(folder: Path, tokenizer: Path, behaviour: Behaviour, document: 
     contract = folder / "given.toml"
     contract.write_text(to_toml(document))
     with Stub(behaviour) as stub:
-        code = main([*arguments(contract, tokenizer, folder), "--url", stub.url])
+        code = main([*arguments(contract, tokenizer, folder), "--url", stub.url, "--http-url", stub.http_url])
         time.sleep(0.2)
         return Outcome(code, folder, stub)
 

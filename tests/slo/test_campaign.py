@@ -88,6 +88,12 @@ def expecting(version: str) -> dict:
     return document
 
 
+def limiting(**measurement: float) -> dict:
+    document = document_with()
+    document["measurement"] |= measurement
+    return document
+
+
 def demo_promises(**load) -> dict:
     """The demo's objectives on a shorter, denser load with answers of its lengths."""
     demo = tomllib.loads((ROOT / "loadtests" / "contracts" / "demo.toml").read_text())["profiles"][0]
@@ -133,6 +139,12 @@ CASES = {
     "token counts that lie": Case(lying(completion_tokens=9), 3, breaks={"output_tokens"}),
     "another tokenizer": Case(lying(prompt_tokens=99), 3, breaks={"prompt_tokens"}),
     "phases that lie": Case(lying(prefill_us=9_000_000), 3, breaks={"phases"}),
+    "late requests dropped to look fast": Case(
+        Behaviour(first_s=0.1, late_limit_s=0.3), 1, {"errors", "goodput"}, counts={"error"}
+    ),
+    "several tokens a response": Case(
+        Behaviour(tokens_per_response=3), 3, breaks={"batch_ratio"}, document=limiting(batch_ratio_min=0.8)
+    ),
     "another model version": Case(Behaviour(version="9"), 3, breaks={"model_version"}, document=expecting("1")),
 }
 
