@@ -7,6 +7,7 @@ beside its records.
 import json
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,16 @@ from typing import Any
 from loadtests.capacity_contract import at_rate
 from loadtests.capacity_search import Trial
 from loadtests.capacity_toml import to_toml
+from loadtests.exits import INTERRUPTED, UNREACHABLE, USAGE
 from loadtests.fields import InvalidContract
 from loadtests.target import Unreachable
 from tritonforge.client import generate, infer_request
-from tritonforge.errors import TritonForgeError
+from tritonforge.errors import Overloaded, TritonForgeError
 
 CAMPAIGN = Path(__file__).with_name("campaign.py")
 SETTLE_S = 180.0
 """What a server gets to answer one token after an overload, before the next trial."""
-USAGE, UNREACHABLE = 2, 5
+RETRY_S = 0.5
 
 
 @dataclass
@@ -61,17 +63,25 @@ class Trials:
 
     def settle(self) -> None:
         """Return once the server generates again: what an overloaded trial left in its queue is gone by then."""
-        try:
-            generate(self.url, infer_request(self.model, text="Hello", max_tokens=1), SETTLE_S)
-        except TritonForgeError as error:
-            raise Unreachable(f"model {self.model} at {self.url} does not generate: {error}") from None
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            try:
+                generate(self.url, infer_request(self.model, text="Hello", max_tokens=1), SETTLE_S)
+                return
+            except TritonForgeError as error:
+                if not isinstance(error, Overloaded) or time.monotonic() > deadline:
+                    raise Unreachable(f"model {self.model} at {self.url} does not generate: {error}") from None
+            time.sleep(RETRY_S)
 
     def _campaign(self, contract: Path, folder: Path) -> None:
         command = [sys.executable, str(CAMPAIGN), "--contract", str(contract), "--url", self.url, "--out", str(folder)]
         command += ["--release", str(self.release)] if self.release else []
         command += ["--tokenizer", str(self.tokenizer)] if self.tokenizer else []
+        (folder / "report.json").unlink(missing_ok=True)  # an earlier search's: it must not pass for this one's
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         (folder / "campaign.log").write_text(done.stdout, encoding="utf-8")
+        if done.returncode == INTERRUPTED:
+            raise KeyboardInterrupt
         if done.returncode in (USAGE, UNREACHABLE) or not (folder / "report.json").is_file():
             last = done.stdout.strip().splitlines()[-1:] or [f"ended with code {done.returncode}"]
             error = Unreachable if done.returncode == UNREACHABLE else InvalidContract

@@ -15,10 +15,12 @@ from loadtests.capacity import Asked, find_capacity
 from loadtests.capacity_contract import ALLOWED_MISSES, at_rate, choose_profile, mean_rate, requests_needed
 from loadtests.capacity_search import INCONCLUSIVE, INVALID, PASS, Trial, find_knee, search
 from loadtests.capacity_toml import to_toml as write_toml
+from loadtests.capacity_trials import Trials
 from loadtests.contract_toml import parse_contract
 from loadtests.fields import InvalidContract
 from loadtests.lint import lint
 from loadtests.schedule import build_schedule
+from tritonforge import cli
 
 
 def trial(rate: float, status: str, purpose: str = "test", **values) -> Trial:
@@ -230,3 +232,27 @@ def test_a_search_on_a_server_runs_whole_campaigns_and_draws_them(tmp_path, toke
     page = (tmp_path / "out" / "capacity.html").read_text()
     assert page.count("<circle") == 9 and "capacity 40/s" in page and "http" not in page
     assert "40 requests/s (passed twice" in result.summary()
+
+
+def test_a_trial_that_does_not_run_is_not_read_from_an_earlier_one(tmp_path, tokenizer, document):
+    """Wrong: a folder that was used before would answer for a campaign that was refused."""
+    trials = Trials(document, "small", "llm", "127.0.0.1:1", tmp_path, None, tokenizer, 1, 1.0)
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    (folder / "report.json").write_text("{}")
+    (folder / "contract.toml").write_text("schema = 1")
+    with pytest.raises(InvalidContract, match=r"the trial in .* did not run: .*schema"):
+        trials._campaign(folder / "contract.toml", folder)
+    assert not (folder / "report.json").exists()
+
+
+def test_the_command_says_in_one_line_what_it_cannot_search(tmp_path, capsys):
+    assert cli.main(["capacity", "--contract", str(tmp_path / "none.toml"), "--url", "127.0.0.1:1"]) == 2
+    err = capsys.readouterr().err
+    assert "none.toml cannot be read" in err and len(err.splitlines()) == 1
+    contract = tmp_path / "c.toml"
+    contract.write_text(to_toml(DOCUMENT))
+    options = ["capacity", "--contract", str(contract), "--url", "127.0.0.1:1", "--out", str(tmp_path / "out")]
+    assert cli.main([*options, "--sweep", "max_num_seqs=1"]) == 2
+    assert "a sweep serves variants of a release itself" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
