@@ -64,7 +64,9 @@ def add_arguments(parser) -> None:
     parser.add_argument("--tokenizer", default="", help="tokenizer.json, when there is no release folder")
     parser.add_argument("--http-url", default="", help="HTTP endpoint, for a profile over http-sse")
     parser.add_argument("--metrics-url", default="", help="metrics endpoint: KV blocks and tokens are compared with it")
-    parser.add_argument("--server-pid", type=int, default=0, help="process that serves, for faults and its memory")
+    parser.add_argument(
+        "--server-pid", type=int, default=0, include_in_web_ui=False, help="process that serves: its memory, faults"
+    )
     parser.add_argument("--out", default="", help="report folder; default: artifacts/reports/locust-<time>")
     parser.add_argument("--salt", default="", help="repeat the prompts of an earlier run: its salt")
     parser.add_argument("--run-id", default="", include_in_web_ui=False, help="prefix of the request ids")
