@@ -114,7 +114,7 @@ def apply(graph: ir.Graph, linears: list[Linear], factors: np.ndarray) -> None:
     """Divide the shared input of `linears` by `factors` and multiply the rows of their weights by them.
 
     Where a stored vector scales that input for these layers alone (the weight of a norm), the division goes into a copy
-    of it; else a Mul is put in front, which TensorRT fuses into what makes the input.
+    of it; else a Mul is put in front, which an engine can fuse into what makes the input.
     """
     for linear in linears:
         scaled = linear.matrix() * factors[:, None]
