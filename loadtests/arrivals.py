@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import gevent
 
 from loadtests.contract import Profile
-from loadtests.records import CENSORED, NOT_ISSUED, TIMEOUT, Record, ShardWriter
+from loadtests.raw_files import ShardWriter
+from loadtests.records import CENSORED, NOT_ISSUED, TIMEOUT, Record
 from loadtests.schedule import Slot
 from loadtests.sender import Sender
 from loadtests.streams import Ending, StreamBase

@@ -22,7 +22,8 @@ if __name__ == "__main__":
 
 from loadtests.capacity_toml import to_toml  # noqa: E402
 from loadtests.metrics import percentile_ns  # noqa: E402
-from loadtests.records import OK, CampaignRun, read_run  # noqa: E402
+from loadtests.raw_files import read_run  # noqa: E402
+from loadtests.records import OK, CampaignRun  # noqa: E402
 
 GAP_S, TOKENS = 0.02, 100
 

@@ -23,7 +23,7 @@ from loadtests.contract_toml import load_contract  # noqa: E402
 from loadtests.exits import FAILED, INTERRUPTED, refuse  # noqa: E402
 from loadtests.explain import explain  # noqa: E402
 from loadtests.lint import lint, load_of  # noqa: E402
-from loadtests.records import read_run  # noqa: E402
+from loadtests.raw_files import read_run  # noqa: E402
 from loadtests.regression import (  # noqa: E402
     WORSE,
     baseline_of,

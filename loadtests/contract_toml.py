@@ -23,16 +23,14 @@ from loadtests.documents import read_document
 from loadtests.fields import Fields, InvalidContract, read_all
 from loadtests.metrics import METRICS, Metric
 from loadtests.profile_rules import check_profile, refuse_lengths
+from loadtests.prompts_toml import read_data, read_options, read_quality
 from loadtests.workload import Lengths, Tenant
 from loadtests.workload_toml import (
     distinct,
     read_arrivals,
     read_client,
-    read_data,
     read_fault,
     read_lengths,
-    read_options,
-    read_quality,
     read_retry,
     read_tenants,
 )

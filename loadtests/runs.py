@@ -27,7 +27,7 @@ from loadtests.fields import InvalidContract
 from loadtests.lint import check_access, lint, shortest
 from loadtests.page import write_page
 from loadtests.prompts import Counter, build_prompts, shared_prefixes
-from loadtests.records import merge, read_run
+from loadtests.raw_files import merge, read_run
 from loadtests.report import build_report, write_report
 from loadtests.schedule import build_schedule
 from loadtests.target import is_local

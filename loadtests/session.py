@@ -18,7 +18,8 @@ from loadtests.faults import fault_of
 from loadtests.fields import InvalidContract
 from loadtests.metrics import ms
 from loadtests.prompts import prompts_sha256
-from loadtests.records import CANCELLED, OK, Record, ShardWriter, shard_path
+from loadtests.raw_files import ShardWriter, shard_path
+from loadtests.records import CANCELLED, OK, Record
 from loadtests.report import table
 from loadtests.runs import Run, report_of
 from loadtests.schedule import Slot, build_schedule, schedule_sha256, shard_of

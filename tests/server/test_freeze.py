@@ -25,7 +25,8 @@ if str(ROOT) not in sys.path:
 from benchmarks.observe import decoder_metrics  # noqa: E402
 from loadtests.campaign import main  # noqa: E402
 from loadtests.contract_toml import load_contract  # noqa: E402
-from loadtests.records import OK, read_run  # noqa: E402
+from loadtests.raw_files import read_run  # noqa: E402
+from loadtests.records import OK  # noqa: E402
 from loadtests.schedule import build_schedule  # noqa: E402
 from tritonforge.client import generate, infer_request  # noqa: E402
 from tritonforge.supervisor import State  # noqa: E402

@@ -20,7 +20,7 @@ from slo_support import DOCUMENT, ROOT, to_toml
 
 from loadtests import metrics
 from loadtests.campaign import main
-from loadtests.records import read_run
+from loadtests.raw_files import read_run
 from loadtests.schedule import Slot
 from loadtests.streams import Stream, build_request, on_channel, open_channel
 

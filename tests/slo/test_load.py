@@ -19,7 +19,8 @@ from slo_support import to_toml
 
 from loadtests import metrics
 from loadtests.campaign import main
-from loadtests.records import CANCELLED, OK, SHED, read_run
+from loadtests.raw_files import read_run
+from loadtests.records import CANCELLED, OK, SHED
 
 PRICE = {"cost": {"per_hour": 1.0, "currency": "USD"}}
 

@@ -8,7 +8,8 @@ import pytest
 from slo_support import make_run, to_toml
 
 from loadtests.contract_toml import load_contract
-from loadtests.records import InvalidRecords, ShardWriter, encode_record, merge, read_run, shard_path
+from loadtests.raw_files import ShardWriter, merge, read_run, shard_path
+from loadtests.records import InvalidRecords, encode_record
 from loadtests.runs import recompute
 from loadtests.schedule import build_schedule, schedule_sha256
 from loadtests.verdict import judge
