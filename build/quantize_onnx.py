@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import onnx_calibrate
 import onnx_convert
 import onnx_graph
@@ -180,15 +179,3 @@ def to_16_bits(model: ir.Model, compute: str) -> None:
         onnx_convert.convert(model, compute)
     except OverflowError as error:
         raise InvalidCheckpoint(f"{error}; kv_cache.precision bf16 has the range of float32") from None
-
-
-def matrix_types(model: ir.Model) -> dict[str, np.dtype]:
-    """{name of a stored matrix: its type} of all linear layers, behind DequantizeLinear too."""
-    found = {}
-    for node in model.graph:
-        if node.op_type in ("MatMul", "Gemm"):
-            value, maker = node.inputs[1], node.inputs[1].producer()
-            value = maker.inputs[0] if maker is not None and maker.op_type == "DequantizeLinear" else value
-            if value.const_value is not None:
-                found[value.name] = value.dtype.numpy()
-    return found
