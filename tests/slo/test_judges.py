@@ -6,11 +6,9 @@ import pytest
 from slo_support import MS, SECOND, broken, change_part, failing, make_run, statuses
 
 from loadtests import metrics
-from loadtests.answers import is_right
 from loadtests.contract_toml import parse_contract
 from loadtests.records import CANCELLED, OK, SHED, TIMEOUT
 from loadtests.verdict import judge
-from loadtests.workload import QualityItem
 
 
 def judged(document, objective, change=lambda r: r, *, server=None, fault_at=None, **profile):
@@ -227,56 +225,6 @@ def test_a_baseline_under_load_is_none(document):
     assert judged(document, promise, arrivals=arrivals).status == "INVALID"  # 25 ms apart, each takes 56
     phases[0]["rate"] = 10.0
     assert judged(document, promise, arrivals=arrivals).status == "PASS"
-
-
-QUALITY = [
-    {"id": "paris", "prompt": "p", "max_tokens": 6, "check": "contains", "expect": ["Paris"]},
-    {"id": "json", "prompt": "q", "max_tokens": 6, "check": "json", "expect": ["name"]},
-]
-
-
-def answered(right=True):
-    texts = {"paris": " paris, of course" if right else "Rome", "json": '{"name": 1}'}
-    return lambda record: replace(record, item=record.item, answer=texts[record.item])
-
-
-def quality_document(document):
-    profile = document["profiles"][0]
-    del profile["prompt_tokens"], profile["output_tokens"]
-    profile |= {"data": {"source": "quality", "seed": 3}, "quality": QUALITY}
-    return document
-
-
-def test_fast_and_wrong_fails(document):
-    """Wrong: a service could answer nonsense at a great rate."""
-    promise = {"metric": "quality_ratio", "ge": 0.9}
-    document = quality_document(document)
-    assert status(document, promise, answered()) == "PASS"
-    wrong = judged(document, promise, answered(right=False)).results[0]
-    assert wrong.status == "FAIL"
-    assert set(wrong.misses) == {"wrong"}
-    assert status(document, promise, lambda r: failing(r) if r.index % 3 == 0 else answered()(r)) == "FAIL"
-
-
-@pytest.mark.parametrize(
-    ("check", "expect", "answer", "right"),
-    [
-        ("exact", ("yes",), " yes\n", True),
-        ("exact", ("yes", "no"), "no", True),
-        ("exact", ("yes",), "yes!", False),
-        ("contains", ("Paris",), "it is PARIS.", True),
-        ("contains", ("Paris",), "it is Rome.", False),
-        ("regex", (r"^\d{4}$",), "2024", True),
-        ("regex", (r"^\d{4}$",), "20241", False),
-        ("json", ("name",), '{"name": "a", "b": 1}', True),
-        ("json", ("name",), '{"nam": "a"}', False),
-        ("json", (), "[1]", False),
-        ("json", (), '{"a": 1', False),
-        ("contains", ("x",), "", False),
-    ],
-)
-def test_answers_are_checked(check, expect, answer, right):
-    assert is_right(QualityItem("i", "p", 4, check, expect, ()), answer) is right
 
 
 def test_one_profiles_limits_do_not_change_anothers(document):
