@@ -10,7 +10,7 @@ Statistics = dict[str, int]
 class Behaviour:
     """How the stub answers. The honest default: first token after 20 ms, then one every 5 ms.
 
-    Faults: `fail_in_band_at` and `hang_at` are a number of tokens after which a request breaks, for one request in
+    `jitter`: each pause is longer or shorter by up to this share of it. Faults: `fail_in_band_at` and `hang_at` are a number of tokens after which a request breaks, for one request in
     `every`; `stall_s` is one long gap in the middle; `freeze` (start, length, since the first request) halts all.
     `lie` changes the statistics of the last response. `refuse_first`: the first attempt of one in `every` is refused.
     `late_limit_s`: a request that would wait longer behind others is dropped with an error, to look fast. `answer`
@@ -19,6 +19,7 @@ class Behaviour:
 
     first_s: float = 0.020
     gap_s: float = 0.005
+    jitter: float = 0.0
     every: int = 1
     fail_in_band_at: int | None = None
     fail_message: str = "INTERNAL: the stub was told to fail"

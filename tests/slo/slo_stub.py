@@ -6,6 +6,7 @@ on a thread of the test process; the load comes from another process.
 
 import asyncio
 import json
+import random
 import struct
 import threading
 import time
@@ -52,6 +53,7 @@ class Stub(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.parameters: list[dict] = []
         self.http_bodies: list[dict] = []
         self._cancels: dict[str, float] = {}
+        self._jitter = random.Random(0)
         self._counts, self._started = {"success": 0, "fail": 0}, 0.0
         self._ready, self._loop = threading.Event(), asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -124,7 +126,7 @@ class Stub(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, and through a freeze."""
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds * (1 + self.behaviour.jitter * self._jitter.uniform(-1, 1)))
         if self.behaviour.freeze is not None:
             start, length = self.behaviour.freeze
             since = time.monotonic() - self._started
