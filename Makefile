@@ -2,15 +2,24 @@
 PYTHON ?= python3
 RELEASE ?= artifacts/releases/smollm2-135m-int8
 
-.PHONY: demo test serve release lint environment environment-build preflight clean
+.PHONY: demo test test-tensorrt bench gpu-check serve release lint environment environment-build preflight clean
 
 demo: environment environment-build
 	.venv/bin/python scripts/demo.py
 
 test: release lint
+	.venv-build/bin/python build/release.py --recipe smollm2-135m-onnxruntime
 	.venv/bin/python -m pytest tests/unit tests/property tests/simulation tests/repository
-	.venv/bin/python -m pytest tests/golden tests/server tests/slo
-	.venv-build/bin/python -m pytest tests/build
+	.venv/bin/python -m pytest --durations=15 tests/golden tests/server tests/slo
+	.venv-build/bin/python -m pytest --durations=15 tests/build
+
+test-tensorrt: environment-build
+	TRITONFORGE_TEST_TENSORRT=1 .venv-build/bin/python -m pytest -s tests/build/test_build_tensorrt.py -k smollm2
+
+gpu-check: environment-build
+	@.venv-build/bin/python scripts/gpu_check.py --driver
+	@.venv-build/bin/python -m pip install -q -r requirements/gpu.txt
+	.venv-build/bin/python scripts/gpu_check.py
 
 bench: environment environment-build
 	@$(PYTHON) scripts/environment.py .venv-bench requirements/bench.txt

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tritonforge.blocks import BlockManager
-from tritonforge.decoder import DecoderConfig, load_engine
+from tritonforge.decoder import DecoderConfig, load_blocks, load_engine
 from tritonforge.engines.base import Engine, SequenceStep
 from tritonforge.generate_request import GenerateRequest
 from tritonforge.loop import EngineLoop
@@ -98,9 +97,8 @@ class Bench:
 
     def run(self, prompts: Sequence[tuple[int, ...]], *, speculate: bool) -> Answers:
         """Answer `prompts`, all submitted at once, in a new loop."""
-        blocks = BlockManager(self.engine.spec.num_blocks, self.engine.spec.block_size)
         speculation = Speculation(lambda: scheduler.num_running)
-        scheduler = Scheduler(self.config.scheduler, blocks, speculation.propose if speculate else None)
+        scheduler = Scheduler(self.config.scheduler, load_blocks(self.engine.spec), speculation.propose if speculate else None)
         loop = EngineLoop(self.engine, scheduler, self._tokenizer.decode, self.config.stop_token_ids)
         answers: list[list[int]] = [[] for _ in prompts]
         errors: list[Exception] = []
