@@ -10,11 +10,12 @@ Statistics = dict[str, int]
 class Behaviour:
     """How the stub answers. The honest default: first token after 20 ms, then one every 5 ms.
 
-    `jitter`: each pause is longer or shorter by up to this share of it. Faults: `fail_in_band_at` and `hang_at` are a number of tokens after which a request breaks, for one request in
-    `every`; `stall_s` is one long gap in the middle; `freeze` (start, length, since the first request) halts all.
-    `lie` changes the statistics of the last response. `refuse_first`: the first attempt of one in `every` is refused.
-    `late_limit_s`: a request that would wait longer behind others is dropped with an error, to look fast. `answer`
-    gives the text for a prompt. `cancel_takes_s`: so much later a cancelled request ends, and goes on meanwhile.
+    `jitter`: each pause is longer or shorter by up to this share of it. Faults: `fail_in_band_at` and `hang_at` are a
+    number of tokens after which a request breaks, for one request in `every`; `stall_s` is one long gap in the middle;
+    `freeze` (start, length, since the first request) halts all. `lie` changes the statistics of the last response.
+    `refuse_first`: the first attempt of one in `every` is refused. `late_limit_s`: a request that would wait longer
+    behind others is dropped with an error, to look fast. `answer` gives the text for a prompt. `cancel_takes_s`: so
+    much later a cancelled request ends, and goes on meanwhile.
     """
 
     first_s: float = 0.020
