@@ -6,6 +6,7 @@ Pure functions of a report; a run writes both beside report.json.
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from loadtests.outcomes import NOT_RUN
 from loadtests.report import compliance_text, limit_text, value_text
 
 
@@ -60,6 +61,8 @@ def markdown(report: dict[str, Any]) -> str:
     for profile in report["profiles"]:
         load = profile["load"]
         lines += [f"### {profile['id']}: {profile['status']}", ""]
+        if profile["status"] == NOT_RUN:
+            continue
         lines += [
             f"{profile['counts'].get('scheduled', 0)} requests, {load['achieved_rps']:g}/s over "
             f"{load['measured_s']:g} s, {load['output_tokens_per_s']:g} output tokens/s",

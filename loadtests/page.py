@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.contract import Contract
+from loadtests.outcomes import NOT_RUN
 from loadtests.plots import all_plots, waterfalls
 from loadtests.records import CampaignRun, ProfileRun
 from loadtests.report import compliance_text, limit_text, value_text
@@ -59,6 +60,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _profile(row: dict[str, Any], contract: Contract, run: ProfileRun) -> str:
+    if row["status"] == NOT_RUN:
+        return f'<h2><span class="verdict NOT_RUN">NOT_RUN</span>{escape(row["id"])}</h2>'
     profile = contract.profile(row["id"])
     load, counts = row["load"], row["counts"]
     outcomes = (

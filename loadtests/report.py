@@ -12,7 +12,7 @@ from typing import Any
 from loadtests import metrics
 from loadtests.contract import EVERY, Contract, Objective, Profile
 from loadtests.metrics import ms, percentile_ns
-from loadtests.outcomes import LATE, Result, in_scope, outcome
+from loadtests.outcomes import LATE, NOT_RUN, Result, in_scope, outcome
 from loadtests.records import CANCELLED, OK, CampaignRun, ProfileRun, Record
 from loadtests.report_parts import special_parts
 from loadtests.schedule import build_schedule, schedule_sha256, windows
@@ -182,6 +182,8 @@ def table(report: dict[str, Any]) -> str:
     """The verdict as a terminal shows it: a row per objective, broken checks, one last line with the outcome."""
     lines = []
     for profile in report["profiles"]:
+        if profile["status"] == NOT_RUN:
+            continue
         load, counts = profile["load"], profile["counts"]
         issued = counts.get("scheduled", 0) - counts.get("not_issued", 0)
         lines.append(
