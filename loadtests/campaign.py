@@ -128,11 +128,11 @@ def print_lint(path: Path) -> int:
     """Say for each profile what it asks for, and for each objective what it has and what the shortest run needs."""
     contract, total = load_contract(path), 0.0
     for profile in contract.profiles:
-        found, load = lint(contract, profile), load_of(profile)
+        found, load = lint(contract, profile), load_of(contract, profile)
         total += load["seconds"]
         print(
             f"{profile.id}: {load['seconds']:g} s, {load['measured']:g} measured requests of {load['requests']:g}, "
-            f"{load['prompt_tokens']:g} prompt and {load['output_tokens']:g} output tokens"
+            f"{load['prompt_tokens']:g} prompt and {load['output_tokens']:g} output tokens, workers: {load['workers']:g}"
         )
         for need in found:
             shortest = "" if need.seconds is None else f" ({need.seconds:g} s)"

@@ -16,7 +16,6 @@ from loadtests.schedule import Slot, build_schedule
 
 FEWEST_RESAMPLED = 20
 """A bootstrap of fewer requests says more about its own resampling than about the service."""
-SPARE_WORKERS = 1.0
 
 
 @dataclass(frozen=True)
@@ -107,9 +106,13 @@ def check_access(profile: Profile, *, metrics_url: str | None, server_pid: int |
         raise InvalidContract(f"{profile.id} kills the decoder: give --server-pid, the process that serves")
 
 
-def load_of(profile: Profile) -> dict[str, float]:
-    """What a profile asks of machine and client: seconds, requests, tokens, and responses in its busiest second."""
-    slots = build_schedule(profile)
+def load_of(contract: Contract, profile: Profile) -> dict[str, float]:
+    """What a profile asks of machine and client: seconds, requests, tokens, and how many workers must send it.
+
+    A worker takes `messages_per_s_max` responses a second; the busiest second is taken to be the one in which most
+    tokens are asked for, each of them a response.
+    """
+    slots, limit = build_schedule(profile), contract.within(profile).measurement.messages_per_s_max
     by_second: dict[int, int] = {}
     for slot in slots:
         second = slot.at_ns // 1_000_000_000
@@ -120,5 +123,5 @@ def load_of(profile: Profile) -> dict[str, float]:
         "measured": sum(slot.measured for slot in slots),
         "prompt_tokens": sum(slot.prompt_tokens for slot in slots),
         "output_tokens": sum(slot.output_tokens for slot in slots),
-        "output_tokens_of_busiest_second": max(by_second.values(), default=0),
+        "workers": max(1, math.ceil(max(by_second.values(), default=0) / limit)),
     }
