@@ -132,7 +132,8 @@ def print_lint(path: Path) -> int:
         total += load["seconds"]
         print(
             f"{profile.id}: {load['seconds']:g} s, {load['measured']:g} measured requests of {load['requests']:g}, "
-            f"{load['prompt_tokens']:g} prompt and {load['output_tokens']:g} output tokens, workers: {load['workers']:g}"
+            f"{load['prompt_tokens']:g} prompt and {load['output_tokens']:g} output tokens, "
+            f"workers: {load['workers']:g}"
         )
         for need in found:
             shortest = "" if need.seconds is None else f" ({need.seconds:g} s)"

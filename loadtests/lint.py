@@ -110,11 +110,14 @@ def load_of(contract: Contract, profile: Profile) -> dict[str, float]:
     """What a profile asks of machine and client: seconds, requests, tokens, and how many workers must send it.
 
     A worker takes `messages_per_s_max` responses a second; the busiest second is taken to be the one in which most
-    tokens are asked for, each of them a response.
+    tokens are asked for, each of them a response. Batches come as fast as they are served: they count nothing.
     """
     slots, limit = build_schedule(profile), contract.within(profile).measurement.messages_per_s_max
     by_second: dict[int, int] = {}
+    batches = {phase.name for phase in profile.arrivals.phases if phase.count}
     for slot in slots:
+        if slot.phase in batches:
+            continue
         second = slot.at_ns // 1_000_000_000
         by_second[second] = by_second.get(second, 0) + slot.output_tokens
     return {
