@@ -1,6 +1,7 @@
 """What the load generator itself adds: its CPU, and the time from a response's sending to its stamp.
 
     python loadtests/calibrate.py --tokens-per-s 1000
+    python loadtests/calibrate.py --tokens-per-s 1000 --gap-ms 20     # all streams in step, as a batching engine sends
 
 Runs the generator as a campaign does, pinned to one core, against a server of known truth on another one, and prints
 added latency and CPU. Exit code 0 when p99 is within --limit-ms, else 1: on this machine, with this load, the client
@@ -25,7 +26,7 @@ from loadtests.metrics import percentile_ns  # noqa: E402
 from loadtests.raw_files import read_run  # noqa: E402
 from loadtests.records import OK, CampaignRun  # noqa: E402
 
-GAP_S, TOKENS = 0.02, 100
+GAP_MS, TOKENS = 19.7, 100
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ def added_ns(run: CampaignRun) -> list[int]:
     return found
 
 
-def calibrate(folder: Path, tokens_per_s: float, seconds: float) -> Calibration:
+def calibrate(folder: Path, tokens_per_s: float, seconds: float, gap_ms: float = GAP_MS) -> Calibration:
     """Run one calibration in `folder`; the generator gets the first allowed core, the server another one."""
     cores = sorted(os.sched_getaffinity(0))
     (folder / "calibration.toml").write_text(to_toml(document(tokens_per_s, seconds)), encoding="utf-8")
-    server = _pinned([str(ROOT / "loadtests" / "known_server.py"), "--gap-s", str(GAP_S)], cores[-1])
+    server = _pinned([str(ROOT / "loadtests" / "known_server.py"), "--gap-s", str(gap_ms / 1000)], cores[-1])
     try:
         url = f"127.0.0.1:{server.stdout.readline().strip()}"
         command = [str(ROOT / "loadtests" / "campaign.py"), "--contract", str(folder / "calibration.toml")]
@@ -96,10 +97,10 @@ def calibrate(folder: Path, tokens_per_s: float, seconds: float) -> Calibration:
         server.wait()
     if not (folder / "out" / "raw.jsonl").exists():
         raise SystemExit(f"the campaign ended with code {code}: {output}")
-    return _summary(read_run(folder / "out" / "raw.jsonl"), seconds, ended_ok=code == 0)
+    return _summary(read_run(folder / "out" / "raw.jsonl"), seconds, gap_ms, ended_ok=code == 0)
 
 
-def _summary(run: CampaignRun, seconds: float, *, ended_ok: bool) -> Calibration:
+def _summary(run: CampaignRun, seconds: float, gap_ms: float, *, ended_ok: bool) -> Calibration:
     added = added_ns(run)
     if not added:
         raise SystemExit("no request of the calibration ended ok")
@@ -108,7 +109,7 @@ def _summary(run: CampaignRun, seconds: float, *, ended_ok: bool) -> Calibration
     rate = len(added) / seconds
     return Calibration(
         tokens_per_s=round(rate, 1),
-        streams=round(rate * GAP_S, 1),
+        streams=round(rate * gap_ms / 1000, 1),
         responses=len(added),
         p50_ms=round(p50, 3),
         p95_ms=round(p95, 3),
@@ -144,13 +145,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens-per-s", type=float, default=1000.0)
     parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument(
+        "--gap-ms", type=float, default=GAP_MS, help="between two tokens of a stream (default %(default)s)"
+    )
     parser.add_argument("--limit-ms", type=float, default=3.0, help="of the added latency at p99 (default 3)")
     parser.add_argument("--out", type=Path, help="keep contract, records and calibration.json here")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.out or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        found = calibrate(folder, options.tokens_per_s, options.seconds)
+        found = calibrate(folder, options.tokens_per_s, options.seconds, options.gap_ms)
         (folder / "calibration.json").write_text(json.dumps(vars(found), indent=1) + "\n", encoding="utf-8")
     print(
         f"{found.tokens_per_s:g} tokens/s, one a response, in {found.streams:g} streams: the generator adds "

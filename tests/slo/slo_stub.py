@@ -113,7 +113,7 @@ class Stub(service_pb2_grpc.GRPCInferenceServiceServicer):
             self._started = self._started or time.monotonic()
             self.open += 1
             self._cancels[request.id] = float("inf")
-            kinds = ("int64_param", "string_param", "bool_param")
+            kinds = ("int64_param", "string_param", "bool_param", "double_param")
             self.parameters.append({k: getattr(v, next(x for x in kinds if v.HasField(x))) for k, v in
                                     request.parameters.items()})  # fmt: skip
             try:

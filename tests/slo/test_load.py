@@ -64,7 +64,9 @@ CASES = {
     "tenants": Case(promising(GOOD, tenants=TENANTS, options={"temperature": 0.5}), Behaviour()),
     "cancels": Case(promising(RELEASED, GOOD, tenants=IMPATIENT, output_tokens=LONG, seconds=4), Behaviour()),
     "cancels that take long": Case(
-        promising(RELEASED, tenants=IMPATIENT, output_tokens=LONG), Behaviour(cancel_takes_s=0.8, gap_s=0.05), 1
+        promising(RELEASED, tenants=IMPATIENT, output_tokens=LONG, rate=20.0, seconds=4),
+        Behaviour(cancel_takes_s=0.8, gap_s=0.03),
+        1,
     ),
     "slow readers": Case(
         promising(GOOD, HUNG, tenants=SLOW, output_tokens=LONG, client=PATIENT), Behaviour(gap_s=0.002)
@@ -82,10 +84,11 @@ CASES = {
         promising(
             {"metric": "output_tokens_per_s", "ge": 100},
             {"metric": "cost_per_million_output_tokens", "le": 50},
+            output_tokens=LONG,
             arrivals={"process": "batch", "seed": 1, "phases": [{"name": "all", "count": 60, "seconds": 1}]},
         )
         | PRICE,
-        Behaviour(),
+        Behaviour(gap_s=0.05),
     ),
 }
 
