@@ -22,7 +22,7 @@ def interval_of(
     """
     rng = random.Random(seed)
     drawn = sorted(sample(rng) for _ in range(resamples))
-    rank = int(alpha * len(drawn))
+    rank = max(int(alpha * (len(drawn) + 1)) - 1, 0)
     stretch = _stretch(count, alpha)
     low, high = min(drawn[rank], value), max(drawn[-1 - rank], value)
     return value - (value - low) * stretch, value + (high - value) * stretch

@@ -100,7 +100,7 @@ def test_a_rate_at_its_limit_passes_in_at_most_one_run_of_twenty():
     hits = 0
     for run, block in enumerate(slices.tolist()):
         hits += passes(sum(block) / 10, 600.0, block_rate([block], 10.0), 10, run, ge=True)
-    assert hits / RUNS <= 0.05 + NOISE + 0.01  # a hundred resamples add noise of their own
+    assert hits / RUNS <= 0.05 + NOISE
     assert hits / RUNS >= 0.02  # and it does decide
 
 
@@ -111,7 +111,7 @@ def test_a_mean_at_its_limit_passes_in_at_most_one_run_of_twenty():
         passes(sum(row) / 60, 1.6, mean_ratio([(value, 1) for value in row]), 60, run, ge=False)
         for run, row in enumerate(attempts.tolist())
     )
-    assert hits / RUNS <= 0.05 + NOISE + 0.02
+    assert hits / RUNS <= 0.05 + NOISE
 
 
 def test_a_ratio_of_medians_at_its_limit_passes_in_at_most_one_run_of_ten():
