@@ -6,6 +6,7 @@ means there is nothing to do. A stage's input must be a folder whose record matc
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from tritonforge.errors import ReleaseMismatch, TritonForgeError
 from tritonforge.release import content_digest, describe_files, digest_of, file_digest, verify_files
 
 RECORD = "record.json"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -209,10 +211,17 @@ def arguments(description: str, *inputs: str) -> argparse.ArgumentParser:
 
 
 def script(main: Callable[[], None]) -> None:
-    """Run a script's main; a typed error becomes one line on stderr, with exit code 1."""
+    """Run a script's main; a typed error, and a full disk, become one line on stderr, with exit code 1."""
     try:
         main()
     except TritonForgeError as error:
         sys.exit(f"error: {Exception.__str__(error)}")
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        where = error.filename2 or error.filename
+        sys.exit(
+            f"error: {error.strerror}" + (f": {where}" if where else "") + "; make room, what was finished is kept"
+        )
     except KeyboardInterrupt:
         sys.exit("error: interrupted; what was finished is kept")

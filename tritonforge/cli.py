@@ -47,6 +47,7 @@ def serve(arguments: argparse.Namespace) -> int:
         drain_timeout_s=arguments.drain_timeout,
         startup_timeout_s=arguments.startup_timeout,
         log_file=arguments.log_file,
+        histogram_buckets=arguments.histogram_buckets,
         tritonserver=arguments.tritonserver,
     )
     signals = 0
@@ -169,6 +170,9 @@ def _add_serve(commands) -> None:
     command.add_argument("--drain-timeout", type=_seconds, default=30.0, metavar="S", help="(default: %(default)g)")
     command.add_argument("--startup-timeout", type=_seconds, default=180.0, metavar="S", help="(default: %(default)g)")
     command.add_argument("--log-file", type=Path, help="keep tritonserver's log here (default: a temporary file)")
+    command.add_argument(
+        "--histogram-buckets", type=Path, help="bounds of the histograms, as loadtests/export.py writes"
+    )
     command.add_argument("--tritonserver", type=Path, help="the binary (default: the container's or the wheel's)")
     command.set_defaults(run=serve)
 

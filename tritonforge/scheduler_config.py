@@ -10,7 +10,8 @@ class SchedulerConfig:
     """Limits of a step and of the queue; counts (requests, or tokens where the name says so) are positive.
 
     `watermark` is the share of the KV blocks that an admission leaves free; `ageing_ms` is the head start of a priority
-    class over the next.
+    class over the next. `stream_interval_ms` is the least time between two responses of a stream under load, unless its
+    request says otherwise; the scheduler itself does not use it.
     """
 
     max_num_seqs: int
@@ -19,6 +20,7 @@ class SchedulerConfig:
     max_waiting_tokens: int
     ageing_ms: int = 2000
     watermark: float = 0.01
+    stream_interval_ms: int = 100
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

@@ -38,6 +38,7 @@ class Server:
         drain_timeout_s: float = DRAIN_TIMEOUT_S,
         startup_timeout_s: float = STARTUP_TIMEOUT_S,
         log_file: Path | None = None,
+        histogram_buckets: Path | None = None,
         tritonserver: Path | None = None,
         policy: RestartPolicy | None = None,
     ) -> None:
@@ -45,11 +46,17 @@ class Server:
         install = find_triton(tritonserver)
         self.ports = (ports or Ports(0, 0, 0)).claim(address)
         self.host = reachable(address)
-        config = ServerConfig(self.release.model_repository, self.ports, address, drain_timeout_s, log_file)
+        config = ServerConfig(
+            self.release.model_repository, self.ports, address, drain_timeout_s, log_file, histogram_buckets
+        )
         self._timeout_s = startup_timeout_s + PROBE_TIMEOUT_S
         self._stop_timeout_s = drain_timeout_s + CLOSE_S
         self._supervisor = Supervisor(
-            install, config, self._generate_one_token, startup_timeout_s=startup_timeout_s, policy=policy
+            install,
+            config,
+            self._generate_one_token,
+            startup_timeout_s=startup_timeout_s,
+            policy=policy,
         )
 
     @property

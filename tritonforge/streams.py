@@ -14,6 +14,7 @@ from typing import Protocol
 from tritonforge.emitter import Emitter
 from tritonforge.errors import EngineFailure, TritonForgeError
 from tritonforge.generation import Delta, Generation, Outbox
+from tritonforge.recorder import Recorder
 from tritonforge.responses import Tensors, response_tensors
 
 log = logging.getLogger(__name__)
@@ -24,10 +25,6 @@ their rate is bounded, whatever the number of streams."""
 
 JOIN_S = 1.0
 """A call into Triton never returns once the server process is dead, so nobody waits long for its thread."""
-
-LOADED_STREAM_INTERVAL_MS = 100
-"""Least time between two responses of a stream under load, unless its request says otherwise. A response costs about
-0.4 ms of processor time on its way from here into a client's hands, as much for four tokens as for one."""
 
 
 class Sender(Protocol):
@@ -47,17 +44,30 @@ class ResponseStream:
     """Collects the deltas of one request until they are sent; with stream=false all are sent as one response."""
 
     def __init__(
-        self, sender: Sender, emitter: Emitter, cancel: Callable[[int], None], under_load: Callable[[], bool]
+        self,
+        sender: Sender,
+        emitter: Emitter,
+        cancel: Callable[[int], None],
+        under_load: Callable[[], bool],
+        recorder: Recorder | None = None,
+        loaded_interval_ms: int = 100,
     ) -> None:
+        """`loaded_interval_ms` is the least time between two responses under load, unless the request says otherwise.
+
+        A response costs about 0.4 ms of processor time on its way from here into a client's hands, as much for four
+        tokens as for one.
+        """
         self.key: int | None = None
         self._sender: Sender | None = sender
         self._lock = threading.Lock()  # guards _sender: none may touch it while, or after, it is closed
         self._emitter = emitter
         self._cancel = cancel
-        self._under_load = under_load
+        self._under_load, self._loaded_interval_ms = under_load, loaded_interval_ms
+        self._recorder = recorder or Recorder()
         self._outbox = Outbox()
         self._generation: Generation | None = None
         self._sent_ns: int | None = None
+        self._longest_gap_us: float | None = None
         self._send_posted = False
 
     @property
@@ -78,7 +88,7 @@ class ResponseStream:
     def _due_ns(self, interval_ms: int | None) -> int:
         """When the next response may be sent: the first at once, then one each interval."""
         if interval_ms is None:
-            interval_ms = LOADED_STREAM_INTERVAL_MS if self._under_load() else 0
+            interval_ms = self._loaded_interval_ms if self._under_load() else 0
         return 0 if self._sent_ns is None else self._sent_ns + interval_ms * 1_000_000
 
     def send_pending(self) -> None:
@@ -87,14 +97,20 @@ class ResponseStream:
         deltas = self._outbox.take_all()
         if not deltas or self.closed:
             return  # sent together with an earlier one, or the stream has failed
-        now = self._sent_ns = time.monotonic_ns()
+        now = time.monotonic_ns()
+        if self._sent_ns is not None:
+            self._longest_gap_us = max(self._longest_gap_us or 0.0, (now - self._sent_ns) / 1000)
+        self._sent_ns = now
         timeline = self._generation.timeline
         timeline.first_emit_ns = timeline.first_emit_ns or now
         last = deltas[-1]
         if last.error is not None:
+            self._recorder.failed(last.error.code)
             self.fail(last.error)
         elif last.final:
-            self.finish(response_tensors(self._generation.asked, deltas, self._generation.statistics(now)))
+            statistics = self._generation.statistics(now)
+            self._recorder.ended(str(last.finish_reason), statistics, self._longest_gap_us)
+            self.finish(response_tensors(self._generation.asked, deltas, statistics))
         else:
             self._send(response_tensors(self._generation.asked, deltas))
 

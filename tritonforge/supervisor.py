@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tritonforge.errors import EngineFailure, TritonForgeError
+from tritonforge.stub_watch import LOOK_S, HaltWatch
 from tritonforge.triton_install import TritonInstall
 from tritonforge.triton_process import ServerConfig, TritonProcess
 
@@ -148,9 +149,11 @@ class Supervisor(threading.Thread):
         if not self._stop_asked.is_set():
             self._enter(State.SERVING)
         ended: set[int] = set()
-        while not ended and not self._stop_asked.is_set():
-            ended = self._wait((process.pidfd, *stubs))
-        return _cause(process, stubs, ended)
+        watch, halted = HaltWatch(process.pid, stubs.values()), None
+        while not ended and not halted and not self._stop_asked.is_set():
+            ended = self._wait((process.pidfd, *stubs), LOOK_S)
+            halted = watch.look(time.monotonic())
+        return _cause(process, stubs, ended) if ended or not halted else halted
 
     def _await_token(self, process: TritonProcess, stubs: dict[int, int]) -> None:
         """Wait until one token was generated or a stop is asked for. The probe has a thread: deaths are seen."""

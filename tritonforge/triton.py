@@ -10,6 +10,7 @@ import triton_python_backend_utils as pb_utils
 from tritonforge.errors import STATUS, InvalidRequest, TritonForgeError
 from tritonforge.loop import EngineLoop
 from tritonforge.metrics import FAMILIES, MetricFamily
+from tritonforge.recorder import FINISHED, HISTOGRAMS, REASONS, Recorder, load_buckets
 from tritonforge.responses import Tensors
 from tritonforge.streams import JOIN_S, typed
 
@@ -94,10 +95,14 @@ class TritonSender:
 
 
 class MetricsReporter:
-    """One thread that copies the loop's counts to Triton's metrics port a few times a second."""
+    """One thread that copies the loop's counts, and what `recorder` took down, to Triton's metrics port.
 
-    def __init__(self, loop: EngineLoop, labels: dict[str, str]) -> None:
-        self._loop = loop
+    Raises NotFound or ReleaseMismatch when the histograms' buckets are wrong.
+    """
+
+    def __init__(self, loop: EngineLoop, labels: dict[str, str], recorder: Recorder | None = None) -> None:
+        self._loop, self._recorder = loop, recorder or Recorder()
+        self._requests = RequestMetrics(labels)
         self._registered = [_register(family) for family in FAMILIES]  # a family that is let go of disappears
         self._metrics = [
             (family, registered.Metric(labels=labels))
@@ -114,12 +119,38 @@ class MetricsReporter:
 
     def _run(self) -> None:
         while not self._stop.wait(REPORT_S):
+            self._requests.add(*self._recorder.take())
             for family, metric in self._metrics:
                 value = family.read(self._loop)
                 if family.kind == "gauge":
                     metric.set(value)
                 else:
                     metric.increment(value - metric.value())
+
+
+class RequestMetrics:
+    """Triton's metrics of finished requests: a counter by reason, and the histograms."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        buckets, kinds = load_buckets(), pb_utils.MetricFamily
+        self._families = [  # a family that is let go of disappears
+            kinds(name=family.name, description=family.help, kind=kinds.HISTOGRAM) for family in HISTOGRAMS
+        ]
+        self._histograms = {
+            family.name: registered.Metric(labels=labels, buckets=buckets[family.name])
+            for family, registered in zip(HISTOGRAMS, self._families, strict=True)
+        }
+        self._finished = kinds(name=FINISHED, description="Requests that ended, by reason", kind=kinds.COUNTER)
+        self._counters = {
+            reason: self._finished.Metric(labels={**labels, "finish_reason": reason}) for reason in REASONS
+        }
+
+    def add(self, counts: dict[str, int], observed: list[tuple[str, float]]) -> None:
+        """Add what Recorder.take() returns."""
+        for reason, count in counts.items():
+            self._counters[reason].increment(count)
+        for name, seconds in observed:
+            self._histograms[name].observe(seconds)
 
 
 def _register(family: MetricFamily) -> Any:

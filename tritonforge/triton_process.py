@@ -21,6 +21,7 @@ from pathlib import Path
 from tritonforge.drain import VARIABLE, DrainFile
 from tritonforge.errors import EngineFailure
 from tritonforge.ports import Ports, reachable
+from tritonforge.recorder import VARIABLE as BUCKETS_VARIABLE
 from tritonforge.shared_memory import FAMILY, SharedMemory
 from tritonforge.triton_install import STUB, TritonInstall
 
@@ -32,6 +33,8 @@ if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])"""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs of this machine, whatever proxy the environment names."""
 _LOAD_ERROR = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<cause>.*)\"")
+_CONFIG_ERROR = re.compile(r"Poll failed for model directory '(?P<model>[^']+)': (?P<cause>.*?)\"?$", re.MULTILINE)
+_PARSE_ERROR = re.compile(r"Error parsing text-format inference\.ModelConfig: (?P<cause>.*)$", re.MULTILINE)
 _FATAL = re.compile(r"^error: (?P<cause>.*)$|^E\d{4} .*?\] \"?(?P<logged>.*?)\"?$", re.MULTILINE)
 
 
@@ -44,6 +47,7 @@ class ServerConfig:
     address: str
     drain_timeout_s: float
     log_file: Path | None = None
+    histogram_buckets: Path | None = None
 
     def arguments(self, shm_prefix: str) -> Sequence[str]:
         """The server's command line, without the binary and its backend folder."""
@@ -72,6 +76,9 @@ class TritonProcess:
         self._backend_folder: Path | None = None
         self.log_file = config.log_file or self._run_dir / "server.log"
         self._drain_file = DrainFile(self._run_dir / "drain")
+        buckets = (
+            {} if config.histogram_buckets is None else {BUCKETS_VARIABLE: str(config.histogram_buckets.absolute())}
+        )
         arguments = [*install.lay_out(self._run_dir), *config.arguments(self._memory.prefix)]
         with open(self.log_file, "ab") as log:
             self._log_start = log.tell()
@@ -80,7 +87,7 @@ class TritonProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=install.environment(self._run_dir) | {VARIABLE: str(self._run_dir / "drain")},
+                env=install.environment(self._run_dir) | {VARIABLE: str(self._run_dir / "drain"), **buckets},
                 start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor only, which drains
             )
         self.pidfd = os.pidfd_open(self._process.pid)
@@ -118,6 +125,11 @@ class TritonProcess:
         if failed:
             cause = failed["cause"].split("\\n\\nAt:")[0].removeprefix("Internal: ").replace("\\n", " ")
             return EngineFailure(f"model {failed['model']} does not load: {cause}")
+        unreadable = _CONFIG_ERROR.search(log)
+        if unreadable:
+            where = _PARSE_ERROR.search(log)
+            detail = f" ({where['cause']})" if where else ""
+            return EngineFailure(f"model {unreadable['model']} does not load: {unreadable['cause']}{detail}")
         fatal = [found["cause"] or found["logged"] for found in _FATAL.finditer(log)]
         code = self.exit_code()
         state = "does not get ready" if code is None else f"ended with code {code}"

@@ -1,7 +1,9 @@
 """Build stages: nothing is made twice, nothing half-made is left, and no input is taken that no record holds."""
 
 import dataclasses
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -250,3 +252,22 @@ def test_the_manifest_says_no_local_path(parts, recipe, tmp_path):
     release = assemble.assemble(parts, local, tmp_path / "release")
     assert str(tmp_path) not in (release.root / "manifest.json").read_text()
     assert Release.open(release.root).manifest["recipe"]["checkpoint"]["source"] == "my-model"
+
+
+def test_a_full_disk_is_one_line_with_the_file(capsys):
+    """Wrong: who runs a build would read a traceback, and think of a defect."""
+
+    def main():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/from", None, "/to/model.bin")
+
+    with pytest.raises(SystemExit) as ended:
+        stage.script(main)
+    assert ended.value.code == "error: No space left on device: /to/model.bin; make room, what was finished is kept"
+
+
+def test_another_error_of_the_system_keeps_its_traceback():
+    def main():
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(OSError, match="Input/output error"):
+        stage.script(main)

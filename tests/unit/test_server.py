@@ -206,3 +206,16 @@ def test_without_a_supervisor_nothing_watches(monkeypatch):
     before = drain.threading.active_count()
     drain.on_drain(lambda timeout_s: None)
     assert drain.threading.active_count() == before
+
+
+def test_an_unreadable_model_configuration_is_named_with_what_is_wrong_in_it(tmp_path):
+    text = (
+        "[libprotobuf ERROR t.cc:3] Error parsing text-format inference.ModelConfig: 3:17: Expected integer, got: one\n"
+        "E1130 19:35:28.953773 20898 model_repository_manager.cc:1460] \"Poll failed for model directory 'decoder': "
+        'failed to read text proto from /r/decoder/config.pbtxt"\n'
+        "error: creating server: Internal - failed to load all models\n"
+    )
+    error = str(log_of(tmp_path, text))
+    assert (
+        "model decoder does not load: failed to read text proto from /r/decoder/config.pbtxt (3:17: Expected" in error
+    )

@@ -1,6 +1,7 @@
 """The supervisor with a stand-in for tritonserver: what it does when a process dies, hangs or is stopped."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tritonforge import stub_watch
 from tritonforge import supervisor as module
 from tritonforge.errors import EngineFailure, Overloaded
 from tritonforge.supervisor import RestartPolicy, State, Supervisor
@@ -103,6 +105,33 @@ def test_a_death_closes_the_whole_server_and_starts_another(start, victim):
     getattr(first, victim).kill()
     wait_served(supervisor, 2)
     assert first.closed and not Standin.made[1].closed
+
+
+def test_a_stub_that_halts_is_a_death(start, monkeypatch):
+    """Wrong: Triton refuses its requests for good, and the service is back only when a person looks."""
+    monkeypatch.setattr(stub_watch, "HALTED_S", 0.0)
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    supervisor = start()
+    wait_served(supervisor, 1)
+    os.kill(Standin.made[0].stub.pid, signal.SIGSTOP)
+    wait_served(supervisor, 2)
+    assert Standin.made[0].closed
+
+
+def test_a_server_that_halts_with_its_stubs_is_not_dead():
+    """Wrong: a container that is paused for a minute would lose its streams when it goes on."""
+    with subprocess.Popen(["sleep", "60"]) as server, subprocess.Popen(["sleep", "60"]) as stub:
+        watch = stub_watch.HaltWatch(server.pid, [stub.pid])
+        for process in (server, stub):
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert watch.look(0.0) is None and watch.look(100.0) is None
+        server.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, server.pid, os.WCONTINUED)
+        assert watch.look(200.0) is None, "it may follow soon"
+        assert watch.look(200.0 + stub_watch.HALTED_S) == f"the Python stub of pid {stub.pid} has halted"
+        for process in (server, stub):
+            process.kill()
 
 
 def test_too_many_deaths_are_a_failure_that_says_what_died(start):

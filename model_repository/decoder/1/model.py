@@ -13,6 +13,7 @@ from tritonforge.drain import on_drain
 from tritonforge.emitter import Emitter
 from tritonforge.errors import InvalidRequest, NotFound, TritonForgeError
 from tritonforge.options import refuse_prompt_options
+from tritonforge.recorder import Recorder
 from tritonforge.release import Release
 from tritonforge.streams import CancelPoller, ResponseStream
 from tritonforge.triton import MetricsReporter, TritonSender, load_error, read_options, read_tensor
@@ -20,7 +21,7 @@ from tritonforge.triton import MetricsReporter, TritonSender, load_error, read_o
 DRAIN_S = 30.0
 DEAD_LOOP_EXIT_CODE = 70
 LOADED_SEQUENCES = 8
-"""From so many running sequences on, streams send less often; see LOADED_STREAM_INTERVAL_MS."""
+"""From so many running sequences on, streams send less often; see SchedulerConfig.stream_interval_ms."""
 
 
 class TritonPythonModel:
@@ -28,19 +29,21 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         try:
             Release.open(folder.parents[2]).verify()
-            self.decoder = Decoder(folder, on_death=self._exit)
+            self.decoder, self.recorder = Decoder(folder, on_death=self._exit), Recorder()
+            labels = {"model": args["model_name"], "version": args["model_version"]}
+            self.reporter = MetricsReporter(self.decoder.loop, labels, self.recorder)
         except TritonForgeError as error:
             raise load_error(error) from None
         self.emitter = Emitter()
-        self.poller = CancelPoller(self.decoder.loop.cancel)
+        loop = self.decoder.loop
+        interval_ms = loop.scheduler.config.stream_interval_ms
+        self.way_out = (self.emitter, loop.cancel, self._under_load, self.recorder, interval_ms)
+        self.poller = CancelPoller(loop.cancel)
         on_drain(self._drain)
-        self.reporter = MetricsReporter(
-            self.decoder.loop, {"model": args["model_name"], "version": args["model_version"]}
-        )
 
     def execute(self, requests):
         for request in requests:
-            stream = ResponseStream(TritonSender(request), self.emitter, self.decoder.loop.cancel, self._under_load)
+            stream = ResponseStream(TritonSender(request), *self.way_out)
             try:
                 self._accept(request, stream)
             except Exception as error:
