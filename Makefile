@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RELEASE ?= artifacts/releases/smollm2-135m-int8
 
-.PHONY: demo test test-tensorrt bench gpu-check serve release lint environment environment-build preflight clean
+.PHONY: demo test test-slow bench gpu-check serve release lint environment environment-build preflight clean
 
 demo: environment environment-build
 	.venv/bin/python scripts/demo.py
@@ -11,10 +11,10 @@ test: release lint
 	.venv-build/bin/python build/release.py --recipe smollm2-135m-onnxruntime
 	.venv/bin/python -m pytest tests/unit tests/property tests/simulation tests/repository
 	.venv/bin/python -m pytest --durations=15 tests/golden tests/server tests/slo
-	.venv-build/bin/python -m pytest --durations=15 tests/build
+	.venv-build/bin/python -m pytest --durations=15 -m "not slow" tests/build
 
-test-tensorrt: environment-build
-	TRITONFORGE_TEST_TENSORRT=1 .venv-build/bin/python -m pytest -s tests/build/test_build_tensorrt.py -k smollm2
+test-slow: environment-build
+	.venv-build/bin/python -m pytest -s -m slow tests/build
 
 gpu-check: environment-build
 	@.venv-build/bin/python scripts/gpu_check.py --driver

@@ -98,7 +98,9 @@ class Bench:
     def run(self, prompts: Sequence[tuple[int, ...]], *, speculate: bool) -> Answers:
         """Answer `prompts`, all submitted at once, in a new loop."""
         speculation = Speculation(lambda: scheduler.num_running)
-        scheduler = Scheduler(self.config.scheduler, load_blocks(self.engine.spec), speculation.propose if speculate else None)
+        scheduler = Scheduler(
+            self.config.scheduler, load_blocks(self.engine.spec), speculation.propose if speculate else None
+        )
         loop = EngineLoop(self.engine, scheduler, self._tokenizer.decode, self.config.stop_token_ids)
         answers: list[list[int]] = [[] for _ in prompts]
         errors: list[Exception] = []

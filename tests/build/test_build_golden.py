@@ -198,7 +198,7 @@ def test_log_probabilities_are_log_softmax_of_transformers_logits(case, engine):
         check_logprobs(case, answer.prompt_logprobs, logprobs[: length - 1], 3)
 
 
-@pytest.mark.parametrize("num_blocks", [NUM_BLOCKS, 10])
+@pytest.mark.parametrize("num_blocks", [pytest.param(NUM_BLOCKS, marks=pytest.mark.slow), 10])
 def test_samples_that_share_a_prompt_by_copy_on_write_are_those_that_do_not(case, engine, num_blocks):
     """Three different answers to a prompt that ends inside a block: each must read its own tokens and no others.
 

@@ -46,7 +46,12 @@ def shared_work(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("work")
 
 
-@pytest.mark.parametrize("model_type", checkpoint.ARCHITECTURES)
+QUICK = ("llama", "phi3")
+"""Architectures that differ most; the others are tried by `make test-slow`."""
+MODEL_TYPES = [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in checkpoint.ARCHITECTURES]
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_every_known_architecture_becomes_a_release_close_to_its_reference(model_type, tmp_path):
     release = build(tiny_recipe(write_checkpoint(tmp_path / "checkpoint", model_type)), tmp_path)
     release.verify()
