@@ -1,6 +1,7 @@
 """What `tritonforge capacity` does with its options: one search, or a sweep of settings with a search for each."""
 
 import argparse
+import signal
 from pathlib import Path
 
 from loadtests.capacity import Asked, find_capacity
@@ -10,12 +11,16 @@ from loadtests.exits import INTERRUPTED, refuse
 
 def run(options: argparse.Namespace) -> int:
     """Search and print. Exit code 0: found; 1: the contract holds at no rate; the others as a campaign's."""
+    # A search that is ended, by whomever, ends the server that it started.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _run(options)
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
         return refuse(error)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(options: argparse.Namespace) -> int:
