@@ -85,6 +85,7 @@ CASES = {
             {"metric": "output_tokens_per_s", "ge": 100},
             {"metric": "cost_per_million_output_tokens", "le": 50},
             output_tokens=LONG,
+            client=PATIENT,
             arrivals={"process": "batch", "seed": 1, "phases": [{"name": "all", "count": 60, "seconds": 1}]},
         )
         | PRICE,
