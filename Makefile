@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RELEASE ?= artifacts/releases/smollm2-135m-int8
 
-.PHONY: demo test test-slow bench gpu-check serve release lint environment environment-build preflight clean
+.PHONY: demo test accept test-slow bench gpu-check serve release lint environment environment-build preflight clean
 
 demo: environment environment-build
 	.venv/bin/python scripts/demo.py
@@ -20,6 +20,9 @@ gpu-check: environment-build
 	@.venv-build/bin/python scripts/gpu_check.py --driver
 	@.venv-build/bin/python -m pip install -q -r requirements/gpu.txt
 	.venv-build/bin/python scripts/gpu_check.py
+
+accept: release
+	.venv/bin/python loadtests/accept.py --release $(RELEASE)
 
 bench: environment environment-build
 	@$(PYTHON) scripts/environment.py .venv-bench requirements/bench.txt
