@@ -5,6 +5,7 @@ this the decoder refuses new requests at once, and says when the running ones ha
 """
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,9 @@ VARIABLE = "TRITONFORGE_DRAIN_FILE"
 """Environment variable of tritonserver and its stubs; absent when no supervisor started them."""
 POLL_S = 0.1
 ORPHANED = 71
+HUNG_S = 30.0
+"""A process that runs no Python for so long is ended by the kernel, with SIGALRM. A call into Triton that was under way
+when the server died never returns, and keeps the interpreter's lock: then no thread here could see the death."""
 
 
 class DrainFile:
@@ -47,6 +51,7 @@ def on_drain(drain: Callable[[float], None], *, end_orphan: Callable[[int], None
 def _watch(path: Path, drain: Callable[[float], None], end_orphan: Callable[[int], None]) -> None:
     parent, pause, asked = os.getppid(), threading.Event(), False
     while os.getppid() == parent:
+        signal.setitimer(signal.ITIMER_REAL, HUNG_S)
         pause.wait(POLL_S)
         if not asked and path.exists():
             asked = True  # in a thread of its own: the parent may die while it drains

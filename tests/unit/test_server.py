@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -199,6 +200,19 @@ def test_a_decoder_whose_tritonserver_died_ends_itself(tmp_path):
     ended = select.select([pidfd], [], [], 10)[0]
     os.close(pidfd)
     assert ended
+
+
+def test_a_process_whose_interpreter_is_stuck_in_a_call_does_not_outlive_its_server(tmp_path):
+    """Wrong: a stub of a dead server would keep its model in memory for ever."""
+    code = (
+        "import ctypes\n"
+        "from tritonforge import drain\n"
+        "drain.HUNG_S = 0.5\n"
+        "drain.on_drain(lambda timeout_s: None)\n"
+        "ctypes.PyDLL(None).sleep(60)  # keeps the interpreter's lock, as a call into Triton does\n"
+    )
+    environment = dict(os.environ, **{drain.VARIABLE: str(tmp_path / "drain")})
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=30).returncode == -signal.SIGALRM
 
 
 def test_without_a_supervisor_nothing_watches(monkeypatch):
