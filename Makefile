@@ -2,18 +2,24 @@
 PYTHON ?= python3
 RELEASE ?= artifacts/releases/smollm2-135m-int8
 
-.PHONY: demo test accept test-slow bench gpu-check serve release lint environment environment-build preflight clean
+.PHONY: demo test test-library test-build test-slow accept bench gpu-check serve release lint environment environment-build preflight clean
 
 demo: environment environment-build
 	.venv/bin/python scripts/demo.py
 
 test: release lint
-	.venv-build/bin/python build/release.py --recipe smollm2-135m-onnxruntime
-	.venv/bin/python -m pytest tests/unit tests/property tests/simulation tests/repository
-	.venv/bin/python -m pytest --durations=15 tests/golden tests/server tests/slo
-	.venv-build/bin/python -m pytest --durations=15 -m "not slow" tests/build
+	$(MAKE) --jobs=2 --output-sync test-library test-build
+	.venv/bin/python -m pytest --durations=10 -m "not slow" tests/golden tests/server tests/slo
 
-test-slow: environment-build
+test-library: environment
+	.venv/bin/python -m pytest tests/unit tests/property tests/simulation tests/repository
+
+test-build: environment-build
+	.venv-build/bin/python -m pytest --durations=10 -m "not slow" tests/build
+
+test-slow: release
+	.venv-build/bin/python build/release.py --recipe smollm2-135m-onnxruntime
+	.venv/bin/python -m pytest -m slow tests/golden tests/server
 	.venv-build/bin/python -m pytest -s -m slow tests/build
 
 gpu-check: environment-build

@@ -70,9 +70,9 @@ def answer_all(engine, decode, asked, *, together):
     return answers
 
 
-def gaps_where_answers_part(release_dir: Path, *, most_tokens: int) -> list[float]:
-    """Of 32 requests, for each answer that differs when batched: by how much the lone run rated its first other token
-    lower. Prompts have 5 to 700 tokens, answers 1 to `most_tokens`."""
+def gaps_where_answers_part(release_dir: Path, count: int, *, most_tokens: int) -> list[float]:
+    """Of `count` requests, for each answer that differs when batched: by how much the lone run rated its first other
+    token lower. Prompts have 5 to 700 tokens, answers 1 to `most_tokens`."""
     folder = release_dir / "model_repository" / "decoder" / "1"
     config = DecoderConfig.read(folder / "decoder.json")
     engine = RecordingEngine(load_engine(config.engine, folder / "engine", config.engine_config))
@@ -81,7 +81,7 @@ def gaps_where_answers_part(release_dir: Path, *, most_tokens: int) -> list[floa
         GenerateRequest(
             tuple(rng.randrange(100, 40000) for _ in range(rng.randint(5, 700))), rng.randint(1, most_tokens)
         )
-        for _ in range(32)
+        for _ in range(count)
     ]
 
     def decode(token_ids):

@@ -16,7 +16,7 @@ from loadtests.rehearsals import REHEARSALS, main, rehearse, table  # noqa: E402
 from loadtests.rehearsals_stage import FAIL, NOT_RUN, PASS, NotPossible, Rehearsal, Stage  # noqa: E402
 from tritonforge.release import Release, write_manifest  # noqa: E402
 
-SHORT = ("invalid-config", "disk-full-at-build", "dependency-hung")
+SHORT = ("disk-full-at-build", "dependency-hung")
 """What other tests of the server do not see already. TRITONFORGE_TEST_REHEARSALS=all runs every one, in three minutes;
 so does loadtests/rehearsals.py."""
 CHOSEN = tuple(REHEARSALS) if os.environ.get("TRITONFORGE_TEST_REHEARSALS") == "all" else SHORT

@@ -203,7 +203,10 @@ def test_what_a_profile_needs_of_the_server_is_asked_for_before_the_load(tmp_pat
     with Stub() as stub:
         assert main([*arguments(contract, tokenizer, tmp_path), "--url", stub.url]) == 2
         assert "give --server-pid" in capsys.readouterr().err
-        code = main([*arguments(contract, tokenizer, tmp_path), "--url", stub.url, "--server-pid", str(os.getpid())])
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+            given = ["--url", stub.url, "--server-pid", str(other.pid)]
+            code = main([*arguments(contract, tokenizer, tmp_path), *given])
+            other.kill()
         assert stub.seen == 0
     assert code == 2
     assert "server's with a decoder below it" in capsys.readouterr().err
