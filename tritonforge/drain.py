@@ -14,7 +14,7 @@ VARIABLE = "TRITONFORGE_DRAIN_FILE"
 """Environment variable of tritonserver and its stubs; absent when no supervisor started them."""
 POLL_S = 0.1
 ORPHANED = 71
-HUNG_S = 30.0
+HUNG_S = 10.0
 """A process that runs no Python for so long is ended by the kernel, with SIGALRM. A call into Triton that was under way
 when the server died never returns, and keeps the interpreter's lock: then no thread here could see the death."""
 

@@ -97,6 +97,7 @@ class TritonSender:
 class MetricsReporter:
     """One thread that copies the loop's counts, and what `recorder` took down, to Triton's metrics port.
 
+    Only what changed is told: each call goes to the server and back, and holds the interpreter's lock meanwhile.
     Raises NotFound or ReleaseMismatch when the histograms' buckets are wrong.
     """
 
@@ -108,6 +109,7 @@ class MetricsReporter:
             (family, registered.Metric(labels=labels))
             for family, registered in zip(FAMILIES, self._registered, strict=True)
         ]
+        self._told = [metric.value() for _, metric in self._metrics]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics-reporter", daemon=True)
         self._thread.start()
@@ -120,12 +122,15 @@ class MetricsReporter:
     def _run(self) -> None:
         while not self._stop.wait(REPORT_S):
             self._requests.add(*self._recorder.take())
-            for family, metric in self._metrics:
-                value = family.read(self._loop)
+            for index, (family, metric) in enumerate(self._metrics):
+                value, told = family.read(self._loop), self._told[index]
+                if value == told:
+                    continue
                 if family.kind == "gauge":
                     metric.set(value)
                 else:
-                    metric.increment(value - metric.value())
+                    metric.increment(value - told)
+                self._told[index] = value
 
 
 class RequestMetrics:

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tritonforge.client import connect, infer_request, stream
+from tritonforge.drain import HUNG_S
 from tritonforge.errors import EngineFailure, Overloaded, SetupError, TritonForgeError
 from tritonforge.ports import Ports
 from tritonforge.release import Release
@@ -250,7 +251,7 @@ def test_nothing_outlives_a_killed_supervisor(served, release_dir):
     children = _descendants(process.pid)
     assert len(children) == 3
     process.kill()
-    wait_until(lambda: not any(map(is_alive, children)), 5, "tritonserver and stubs are gone")
+    wait_until(lambda: not any(map(is_alive, children)), 5 + HUNG_S, "tritonserver and stubs are gone")
     with Server(release_dir):
         pass
     left = {path for path in leftovers() - before if not path.name.startswith("python_env_")}
