@@ -1,4 +1,5 @@
-"""The fields of a recipe: their rules, and checking parsed TOML against them. Only recipe.py uses it.
+"""The fields of a recipe: their rules, and checking parsed TOML against them. recipe.py uses it, and the targets
+for their own properties.
 
 A section of a recipe is a frozen dataclass whose fields are made by `rule`.
 """
@@ -69,3 +70,22 @@ def _value(label: str, value: Any, item: Any) -> Any:
     if low is not None and not low <= value <= high:
         raise InvalidRecipe(f"{label} must be in [{low}, {high}], got {value}")
     return value
+
+
+def check_properties(label: str, given: Mapping[str, Any], known: Mapping[str, tuple | range]) -> None:
+    """Raise InvalidRecipe for a property of a target that is not among the `known`, or whose value is none of its own.
+
+    `label` is where the recipe gives them.
+    """
+    for name, value in given.items():
+        if name not in known:
+            raise InvalidRecipe(f"{label}.{name} must be one of {', '.join(known)}")
+        values = known[name]
+        if type(value) is not type(values[0]) or value not in values:
+            raise InvalidRecipe(f"{label}.{name} must be {_values_rule(values)}, got {value!r}")
+
+
+def _values_rule(values: tuple | range) -> str:
+    if isinstance(values, range):
+        return f"in [{values[0]}, {values[-1]}]"
+    return "true or false" if isinstance(values[0], bool) else f"one of {values}"

@@ -11,6 +11,7 @@ from typing import Any
 import checkout  # noqa: F401  (puts the repository root on sys.path)
 import onnx_graph
 from recipe import Recipe
+from recipe_fields import check_properties
 
 from tritonforge.errors import InvalidCheckpoint, InvalidRecipe
 
@@ -46,17 +47,7 @@ def check_recipe(recipe: Recipe) -> None:
     for name in ("prefill_properties", "compute_capabilities"):
         if getattr(recipe.compile, name):
             raise InvalidRecipe(f"compile.{name} must not be given for the onnxruntime target")
-    for name, value in recipe.compile.properties.items():
-        _check_property(f"compile.properties.{name}", name, value)
-
-
-def _check_property(label: str, name: str, value: Any) -> None:
-    if name not in PROPERTIES:
-        raise InvalidRecipe(f"{label} must be one of {', '.join(PROPERTIES)}")
-    known = PROPERTIES[name]
-    if type(value) is not type(known[0]) or value not in known:
-        rule = f"in [{known[0]}, {known[-1]}]" if isinstance(known, range) else "true or false"
-        raise InvalidRecipe(f"{label} must be {rule}, got {value!r}")
+    check_properties("compile.properties", recipe.compile.properties, PROPERTIES)
 
 
 def check_model(_recipe: Recipe, _model: dict[str, Any]) -> None:

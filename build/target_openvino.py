@@ -10,6 +10,7 @@ from typing import Any
 
 import checkout  # noqa: F401  (puts the repository root on sys.path)
 from recipe import Recipe
+from recipe_fields import check_properties
 
 from tritonforge.errors import InvalidRecipe
 
@@ -48,17 +49,7 @@ def check_recipe(recipe: Recipe) -> None:
             f"kv_cache.block_size must be {BLOCK_SIZE} for the openvino target, got {recipe.kv_cache.block_size}"
         )
     for key in ("properties", "prefill_properties"):
-        for name, value in getattr(recipe.compile, key).items():
-            _check_property(f"compile.{key}.{name}", name, value)
-
-
-def _check_property(label: str, name: str, value: Any) -> None:
-    if name not in PROPERTIES:
-        raise InvalidRecipe(f"{label} must be one of {', '.join(PROPERTIES)}")
-    known = PROPERTIES[name]
-    if type(value) is not type(known[0]) or value not in known:
-        rule = f"in [{known[0]}, {known[-1]}]" if isinstance(known, range) else f"one of {known}"
-        raise InvalidRecipe(f"{label} must be {rule}, got {value!r}")
+        check_properties(f"compile.{key}", getattr(recipe.compile, key), PROPERTIES)
 
 
 def check_model(recipe: Recipe, model: dict[str, Any]) -> None:

@@ -3,11 +3,10 @@
 The tensorrt target exports both checks as its own: of the recipe alone, and of what is installed here.
 """
 
-from typing import Any
-
 import checkout  # noqa: F401  (puts the repository root on sys.path)
 import tensorrt_builder
 from recipe import Recipe
+from recipe_fields import check_properties
 
 from tritonforge.engines.tensorrt_device import Device, require_driver
 from tritonforge.errors import InvalidRecipe, SetupError
@@ -46,18 +45,8 @@ def check_recipe(recipe: Recipe) -> None:
         raise InvalidRecipe(f"kv_cache.precision must be that of weights.precision ({weights}), got {cache!r}")
     if recipe.compile.prefill_properties:
         raise InvalidRecipe("compile.prefill_properties must be empty for the tensorrt target: it has two profiles")
-    for name, value in recipe.compile.properties.items():
-        _check_property(f"compile.properties.{name}", name, value)
+    check_properties("compile.properties", recipe.compile.properties, PROPERTIES)
     _check_capabilities(recipe)
-
-
-def _check_property(label: str, name: str, value: Any) -> None:
-    if name not in PROPERTIES:
-        raise InvalidRecipe(f"{label} must be one of {', '.join(PROPERTIES)}")
-    known = PROPERTIES[name]
-    if type(value) is not type(known[0]) or value not in known:
-        rule = f"in [{known[0]}, {known[-1]}]" if isinstance(known, range) else "true or false"
-        raise InvalidRecipe(f"{label} must be {rule}, got {value!r}")
 
 
 def _check_capabilities(recipe: Recipe) -> None:
