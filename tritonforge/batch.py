@@ -4,7 +4,7 @@ The batch is kept in queue order, so its last request is the newest: the one tha
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
@@ -116,50 +116,3 @@ class Step:
     def plan(self) -> StepPlan:
         """The finished plan."""
         return StepPlan(tuple(self.work.values()), tuple(self.preempted), tuple(self.copies.values()))
-
-
-SLACK_STEPS = 4
-"""Tenants whose prefills differ by no more than so many full steps are even."""
-
-
-class PrefillTurns:
-    """Whose turn it is among tenants that prefill at the same time: of those that are even, who asks for least.
-
-    Who computed more since they met, by more than a slack, comes after the others until they caught up. The first one's
-    prompts go first, so a prompt that fits the step is computed at once. Of the others, who cannot finish in this step
-    does not fill more than half of it: short prompts come out of short steps. Everybody gets a token of each step, so
-    the oldest request always progresses.
-    """
-
-    def __init__(self) -> None:
-        self._computed: dict[str, int] = {}
-        self._tenants: set[str] = set()
-
-    def shares(self, demand: Mapping[str, int], budget: int) -> dict[str, int]:
-        """The prefill tokens of each tenant in this step: at least 1, so `budget` must be at least len(demand)."""
-        self._meet(demand)
-        even = min((self._computed[tenant] for tenant in demand), default=0) + SLACK_STEPS * budget
-        turns = sorted(demand, key=lambda tenant: (self._computed[tenant] > even, demand[tenant]))
-        shares: dict[str, int] = {}
-        half = budget // 2
-        for position, tenant in enumerate(turns, 1):
-            room = budget - (len(turns) - position)
-            if position > 1 and demand[tenant] > room:
-                room = max(1, room - half)
-            shares[tenant] = min(demand[tenant], room)
-            budget -= shares[tenant]
-        return shares
-
-    def charge(self, tenant: str, tokens: int) -> None:
-        """Note what `tenant` computed of its share."""
-        self._computed[tenant] += tokens
-
-    def _meet(self, demand: Mapping[str, int]) -> None:
-        """Lift who comes to the least of those who stay, and forget whoever would be lifted anyway."""
-        least = min((self._computed[tenant] for tenant in demand if tenant in self._tenants), default=None)
-        self._tenants = set(demand)
-        if least is None:
-            self._computed = dict.fromkeys(demand, 0)
-        else:
-            kept = {tenant: tokens for tenant, tokens in self._computed.items() if tokens > least}
-            self._computed = dict.fromkeys(demand, least) | kept

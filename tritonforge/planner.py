@@ -6,11 +6,12 @@ Decodes come first, then prefill chunks of running and newly admitted requests, 
 from collections.abc import Callable, Sequence
 
 from tritonforge.admission import WaitingQueue
-from tritonforge.batch import PrefillTurns, RunningBatch, Step
+from tritonforge.batch import RunningBatch, Step
 from tritonforge.blocks import BlockManager
 from tritonforge.request import Phase, Request, StepPlan, Work
 from tritonforge.scheduler_config import SchedulerConfig
 from tritonforge.tables import BlockTables, Prefix
+from tritonforge.turns import PrefillTurns
 
 Propose = Callable[[Request, int], Sequence[int]]
 """Guesses what a request will say next: at most so many token ids, or none."""
@@ -90,7 +91,7 @@ class StepPlanner:
             count = min(step.prefills[request].num_tokens, shares[request.tenant])
             if count > 0 and self._make_room(request, request.num_computed_tokens + count, step):
                 self._give(request, count, step)
-                self._turns.charge(request.tenant, count)
+                self._turns.charge(request.tenant, count, request.arrival_ns)
                 shares[request.tenant] -= count
 
     def _speculate(self, propose: Propose, step: Step) -> None:

@@ -1,8 +1,9 @@
 """What tenants, urgent requests and a small pool cost, in the milliseconds of a step-cost model.
 
-The bound for a tenant within its share, whose prompts fit a step: the step that is running when a request comes, and
-the one that computes it, or two when another tenant's turn is due; each at most a full one. At the 95th percentile that
-is no more than one and a half full steps beyond the time to first token without the flood.
+The bounds for a tenant within its share, whose prompts fit a step. Once both tenants are known a flood runs in short
+steps: it makes the 95th percentile of the other's time to first token no more than one and a half times as long. While
+they meet for the first time a request may wait for a full step that is running, and for another tenant's turn: no more
+than one and a half full steps beyond the time without the flood.
 """
 
 import random
@@ -21,6 +22,8 @@ COST = StepCost()
 NUM_BLOCKS = 1226
 BUDGET = 512
 SEATS = 16
+MET_MS = 2000
+"""By then both tenants have asked for something, at the rates below."""
 
 
 def poisson(tenant: str, rate_per_s: float, seconds: float, prompt: tuple[int, int], seed: int) -> list[Arrival]:
@@ -46,18 +49,20 @@ def limits(**changes) -> SchedulerConfig:
         (0.5, (200, 400), (64, 256)),
         (0.5, (200, 400), (800, 1200)),
         (1.0, (64, 256), (64, 256)),
+        (1.0, (400, 512), (64, 256)),
     ],
 )
-def test_a_flood_of_50_times_the_load_delays_another_tenant_by_a_step_and_a_half(rate_per_s, prompt, flood_prompt):
+def test_a_flood_of_50_times_the_load_hardly_delays_another_tenant(rate_per_s, prompt, flood_prompt):
     light = poisson("light", rate_per_s, 200, prompt, seed=1)
     flood = poisson("flood", 50 * rate_per_s, 200, flood_prompt, seed=2)
-    alone = play(light, limits(), NUM_BLOCKS, COST).p95_ttft_ms("light")
+    alone = play(light, limits(), NUM_BLOCKS, COST)
     flooded = play(light + flood, limits(), NUM_BLOCKS, COST)
     assert not [one for one in flooded.shed if one.tenant == "light"], "the flood pushed out another tenant's requests"
     assert len(flooded.shed) > len(flood) / 2, "this is no flood"
-    bound = alone + 1.5 * COST.ms(BUDGET)
-    print(f"p95 TTFT alone {alone:.0f} ms, flooded {flooded.p95_ttft_ms('light'):.0f} ms, bound {bound:.0f} ms")
-    assert flooded.p95_ttft_ms("light") <= bound
+    assert flooded.p95_ttft_ms("light") <= alone.p95_ttft_ms("light") + 1.5 * COST.ms(BUDGET), "while they meet"
+    alone_ms, flooded_ms = (timings.p95_ttft_ms("light", after_ms=MET_MS) for timings in (alone, flooded))
+    print(f"p95 TTFT alone {alone_ms:.0f} ms, flooded {flooded_ms:.0f} ms: {flooded_ms / alone_ms:.2f} times")
+    assert flooded_ms <= 1.5 * alone_ms
 
 
 def test_a_flood_still_gets_the_rest_of_the_capacity():

@@ -49,9 +49,11 @@ class Timings:
     now_ms: float = 0.0
     preemptions: int = 0
 
-    def p95_ttft_ms(self, tenant: str) -> float:
-        """The 95th percentile of a tenant's times to first token."""
-        return quantiles([ms for one, ms in self.ttft_ms.items() if one.tenant == tenant], n=20)[18]
+    def p95_ttft_ms(self, tenant: str, after_ms: float = 0.0) -> float:
+        """The 95th percentile of a tenant's times to first token, of requests that arrived after `after_ms`."""
+        return quantiles(
+            [ms for one, ms in self.ttft_ms.items() if one.tenant == tenant and one.at_ms > after_ms], n=20
+        )[18]
 
 
 def play(arrivals: Sequence[Arrival], config: SchedulerConfig, num_blocks: int, cost: StepCost) -> Timings:

@@ -29,8 +29,9 @@ def cost_of_a_bare_call() -> float:
 def test_known_truth_is_measured(tmp_path, tokenizer, jitter):
     """TTFT and TPOT within 2 ms or 5% of what the server itself timed; the records can be judged again.
 
-    A busy machine only adds to what a client sees, so the least disturbed tenth shows the client's own error. What a
-    bare call costs, with one request at a time and no Locust, is the machine's and gRPC's: it is taken off.
+    A busy machine only makes a chunk late, so no TTFT is below the truth; a late first chunk shortens TPOT, a late last
+    one lengthens it. The least disturbed tenth shows the client's own error. What a bare call costs, with one request
+    at a time and no Locust, is the machine's and gRPC's: it is taken off.
     """
     document = document_with(rate=15.0, seconds=5.0, output_tokens={"dist": "constant", "value": 12})
     outcome = run_campaign(tmp_path, tokenizer, Behaviour(jitter=jitter), document)
@@ -39,10 +40,10 @@ def test_known_truth_is_measured(tmp_path, tokenizer, jitter):
     assert len(records) >= 59
     ttft = [(metrics.ttft_ns(r) / 1e6, r.statistics["prefill_us"] / 1e3) for r in records]
     tpot = [(metrics.tpot_ns(r) / 1e6, r.statistics["decode_us"] / 1e3 / r.statistics["decode_steps"]) for r in records]
+    assert min(measured - true for measured, true in ttft) >= -2.0
     for pairs, bare in ((ttft, cost_of_a_bare_call()), (tpot, 0.0)):
-        errors = sorted(measured - true for measured, true in pairs)
-        assert errors[0] >= -2.0
-        assert errors[len(errors) // 10] - bare <= max(2.0, 0.05 * pairs[0][1])
+        errors = sorted(abs(measured - true - bare) for measured, true in pairs)
+        assert errors[len(errors) // 10] <= max(2.0, 0.05 * pairs[0][1])
     before = (tmp_path / "report.json").read_bytes()
     again = subprocess.run(
         [sys.executable, CAMPAIGN, "--recompute", str(tmp_path / "raw.jsonl")],

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tritonforge.batch import PrefillTurns
 from tritonforge.blocks import BlockManager
 from tritonforge.errors import InvalidRequest
 from tritonforge.request import FinishReason, Phase, Request
@@ -231,18 +230,6 @@ def test_refusals_are_counted_by_their_reason():
     [pushed] = scheduler.add(Request(9, [1], 1, tenant="light"))
     assert pushed.finish_reason is FinishReason.ERROR and pushed.tenant == "flood"
     assert dict(scheduler.num_refused) == {"never fits": 1, "pushed out": 1}
-
-
-def test_turns_let_the_one_that_computed_least_go_first_and_everybody_progress():
-    turns = PrefillTurns()
-    for tenant, tokens in turns.shares({"long": 100}, 20).items():
-        turns.charge(tenant, tokens)
-    shares = turns.shares({"long": 80, "short": 12}, 20)
-    assert shares == {"short": 12, "long": 1}, "long cannot finish, and half of the step is taken"
-    for tenant, tokens in shares.items():
-        turns.charge(tenant, tokens)
-    turns.charge("short", 4 * 20)
-    assert turns.shares({"long": 72, "short": 50}, 20) == {"long": 19, "short": 1}, "long catches up"
 
 
 @pytest.mark.parametrize(
