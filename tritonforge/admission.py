@@ -114,6 +114,7 @@ class WaitingQueue:
         self._held: dict[str, Held] = {}
         self._total = Held()
         self._num_waiting = 0
+        self.num_preempted = 0
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -121,6 +122,11 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         """All waiting requests, class by class."""
         return (one for queue in self._classes.values() for tenant in queue.tenants for one in queue.of(tenant))
+
+    @property
+    def usage(self) -> float:
+        """The share of the bounds that is taken, of requests or of tokens, whichever is more; it may pass 1."""
+        return max(getattr(self._total, what) / bound for what, (_, bound) in self._bounds.items())
 
     @property
     def tenants(self) -> set[str]:
@@ -207,6 +213,7 @@ class WaitingQueue:
 
     def _count(self, request: Request, sign: int) -> None:
         self._num_waiting += sign
+        self.num_preempted += sign * (request.preemptions > 0)
         if request.parent is not None:
             return
         held = self._held.setdefault(request.tenant, Held())
@@ -221,5 +228,6 @@ class WaitingQueue:
         waiting = list(self)
         counted = [one for one in waiting if one.parent is None]
         assert len(self) == len(waiting)
+        assert self.num_preempted == sum(one.preemptions > 0 for one in waiting)
         assert self._total == Held(len(counted), sum(len(one.prompt_ids) for one in counted))
         assert set(self._held) == {one.tenant for one in counted}

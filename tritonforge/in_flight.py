@@ -11,7 +11,7 @@ from tritonforge.answer import Answer
 from tritonforge.deadlines import Deadlines, RetryAfter
 from tritonforge.errors import Overloaded, TritonForgeError
 from tritonforge.generation import Delta, Generation
-from tritonforge.request import FinishReason, Request, TokenEvent
+from tritonforge.request import FinishReason, Request, StepPlan, TokenEvent
 from tritonforge.sampling import Drawn
 from tritonforge.scheduler import Scheduler
 
@@ -61,6 +61,14 @@ class InFlight:
         for request in pushed:
             why = f"pushed out of the full queue, of which tenant {request.tenant!r} held the most"
             self.fail(self.of(request), Overloaded(why))
+
+    def stamp_scheduled(self, plan: StepPlan) -> None:
+        """Note for each request of a step when it was first worked on."""
+        now = self._clock_ns()
+        for work in plan.work:
+            timeline = self.of(work.request).timeline
+            if timeline.scheduled_ns is None:
+                timeline.scheduled_ns = now
 
     def tell(self, event: TokenEvent, drawn: Drawn) -> None:
         """Pass on one committed token; those that follow a stop string are nobody's any more."""

@@ -24,6 +24,7 @@ from tritonforge.request import Request, StepPlan
 from tritonforge.sampler import Outcome, draw_step, sequence_steps
 from tritonforge.sampling import Drawn
 from tritonforge.scheduler import Scheduler
+from tritonforge.step_meter import StepMeter
 from tritonforge.structured import Grammar
 from tritonforge.text import Decode
 
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 class EngineLoop:
     """Runs requests on `engine` in steps planned by `scheduler`; see the module docstring for its promise.
 
-    Other threads may read the scheduler's counts, and nothing else of it.
+    Other threads may read the scheduler's counts, the meter, why new requests are refused, and whether the loop died.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class EngineLoop:
         self._keys = count()
         self._in_flight = InFlight(scheduler, clock_ns, forget)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._refusal: str | None = None
+        self.refusal: str | None = None
+        self.failed = False
+        self.meter = StepMeter()
         self._stopping = False
         self._idle = threading.Event()
         self._closed = threading.Event()
@@ -79,8 +82,8 @@ class EngineLoop:
 
         Raises Overloaded when the loop takes no more work.
         """
-        if self._refusal is not None:
-            raise Overloaded(self._refusal)
+        if self.refusal is not None:
+            raise Overloaded(self.refusal)
         if asked.sampling.seed is None and asked.sampling.temperature > 0.0:
             asked = replace(asked, sampling=replace(asked.sampling, seed=secrets.randbits(63)))
         now = self._clock_ns()
@@ -133,7 +136,7 @@ class EngineLoop:
 
         Returns whether all requests ended by themselves.
         """
-        self._refusal = self._refusal or "the server is draining and takes no new requests"
+        self.refusal = self.refusal or "the server is draining and takes no new requests"
         self._post(lambda: None)  # wakes the thread, which looks whether it is idle
         drained = self._idle.wait(timeout_s)
         self._post(self._stop)
@@ -154,13 +157,17 @@ class EngineLoop:
                 return
             message()
 
+    def _next_message(self) -> Callable[[], None]:
+        with self.meter.resting():
+            return self._inbox.get()
+
     def _run(self) -> None:
         try:
             while not self._stopping:
-                if self._refusal is not None and not self._in_flight:
+                if self.refusal is not None and not self._in_flight:
                     self._idle.set()
                 if not self.scheduler.has_work:
-                    self._inbox.get()()
+                    self._next_message()()
                 self._handle_messages()
                 self._in_flight.fail_late()
                 if self.scheduler.has_work:
@@ -168,14 +175,16 @@ class EngineLoop:
         except BaseException as error:
             self._die(error)
         finally:
+            self.meter.rest()
             self._closed.set()
             self._handle_messages()
             self._engine.close()
 
     def step(self) -> None:
         """Schedule, compute, draw, commit, and pass on what happened."""
+        self.meter.begin()
         plan = self.scheduler.schedule()
-        self._stamp_scheduled(plan)
+        self._in_flight.stamp_scheduled(plan)
         try:
             outcomes = self._compute(plan)
         except EngineFailure as error:
@@ -188,12 +197,15 @@ class EngineLoop:
         committed = [None if tokens is None else [one.token_id for one in tokens] for tokens in drawn.values()]
         for event in self.scheduler.commit(plan, committed):
             self._in_flight.tell(event, next(told[event.request.key]))
+        self.meter.end(plan, sampled=bool(told))
 
     def _compute(self, plan: StepPlan) -> list[Outcome]:
         """The only slow part: the engine's step, and what is drawn from its logits for each work that samples."""
         answers = self._in_flight.answers
-        self._engine.copy_blocks(plan.copies)
-        logits = self._engine.step(sequence_steps(plan, answers))
+        steps = sequence_steps(plan, answers)
+        with self.meter.computing():
+            self._engine.copy_blocks(plan.copies)
+            logits = self._engine.step(steps)
         return draw_step(plan, logits, answers)
 
     def _take_outcomes(self, plan: StepPlan, outcomes: list[Outcome]) -> dict[int, list[Drawn] | None]:
@@ -207,7 +219,8 @@ class EngineLoop:
                 self._fail(work.request, outcome)
             elif work.request.key in self._in_flight.answers:  # else another answer of its request has failed
                 accepted = len(outcome) - 1
-                self._in_flight.of(work.request).timeline.sampled(now, drafted=len(work.draft), accepted=accepted)
+                timeline = self._in_flight.of(work.request).timeline
+                self.meter.token(timeline.sampled(now, drafted=len(work.draft), accepted=accepted))
         return drawn
 
     def _fail(self, request: Request, error: TritonForgeError) -> None:
@@ -215,21 +228,14 @@ class EngineLoop:
         if request.key in self._in_flight.answers:
             self._in_flight.fail(self._in_flight.of(request), error)
 
-    def _stamp_scheduled(self, plan: StepPlan) -> None:
-        now = self._clock_ns()
-        for work in plan.work:
-            timeline = self._in_flight.of(work.request).timeline
-            if timeline.scheduled_ns is None:
-                timeline.scheduled_ns = now
-
     def _add(self, generation: Generation) -> None:
-        if self._refusal is None:
+        if self.refusal is None:
             self._in_flight.add(generation)
         else:
-            generation.refuse(Overloaded(self._refusal))
+            generation.refuse(Overloaded(self.refusal))
 
     def _stop(self) -> None:
-        self._refusal = self._refusal or "the server has stopped"
+        self.refusal = self.refusal or "the server has stopped"
         for generation in self._in_flight.all():
             self._in_flight.cancel(generation)
         self._stopping = True
@@ -237,6 +243,7 @@ class EngineLoop:
     def _die(self, error: BaseException) -> None:
         """Fail every request, and refuse new ones from now on."""
         log.critical("the engine loop died", exc_info=error)
-        self._refusal = f"the engine loop died: {type(error).__name__}: {error}"
-        self._in_flight.abandon(EngineFailure(self._refusal))
+        self.failed = True
+        self.refusal = f"the engine loop died: {type(error).__name__}: {error}"
+        self._in_flight.abandon(EngineFailure(self.refusal))
         self._on_death()

@@ -1,93 +1,54 @@
-"""The metric families of the decoder, in one place: name, kind, meaning, and where each value is read from."""
+"""All metric families of the decoder, in one place; docs/metrics.md is written from this list and compared with it.
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+Dashboards, alerts, the probe and the reporter read it. It knows no Triton type.
+"""
 
-from tritonforge.loop import EngineLoop
+from tritonforge.metric_family import MetricFamily
+from tritonforge.metrics_engine import ENGINE_FAMILIES
+from tritonforge.metrics_health import HEALTH_FAMILIES
+from tritonforge.metrics_requests import REQUEST_FAMILIES
+from tritonforge.step_meter import COUNTS, SECONDS, SHARES
+
+FAMILIES: tuple[MetricFamily, ...] = (*REQUEST_FAMILIES, *ENGINE_FAMILIES, *HEALTH_FAMILIES)
+
+REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+LENGTHS = (*COUNTS, 16384, 32768)
+STEP_BUCKETS = {"seconds": SECONDS, "ratio": SHARES}
+REQUEST_BUCKETS = {"seconds": REQUEST_SECONDS}
+
+DEFAULT_BUCKETS: dict[str, tuple[float, ...]] = {
+    family.name: STEP_BUCKETS.get(family.unit, COUNTS) if family.bins else REQUEST_BUCKETS.get(family.unit, LENGTHS)
+    for family in FAMILIES
+    if family.kind == "histogram"
+}
+"""Upper bounds of each histogram, where a contract gives no others."""
+
+AREAS = ("requests", "latency", "tokens", "kv cache", "speculation", "engine", "health")
 
 
-@dataclass(frozen=True)
-class MetricFamily:
-    """A Prometheus family without labels of its own; `read` gives a gauge's value, or a counter's total so far."""
-
-    name: str
-    kind: Literal["gauge", "counter"]
-    help: str
-    read: Callable[[EngineLoop], float]
+def table() -> str:
+    """All families as Markdown tables, one an area."""
+    return "\n\n".join(f"## {area.capitalize()}\n\n{_rows(area)}" for area in AREAS)
 
 
-FAMILIES = (
-    MetricFamily(
-        "tritonforge_num_requests_running",
-        "gauge",
-        "Requests in the running batch",
-        lambda loop: loop.scheduler.num_running,
-    ),
-    MetricFamily(
-        "tritonforge_num_requests_waiting",
-        "gauge",
-        "Requests in the queue",
-        lambda loop: loop.scheduler.num_waiting,
-    ),
-    MetricFamily(
-        "tritonforge_kv_blocks_free",
-        "gauge",
-        "KV blocks that no request holds",
-        lambda loop: loop.scheduler.blocks.num_free,
-    ),
-    MetricFamily(
-        "tritonforge_kv_blocks",
-        "gauge",
-        "KV blocks of the pool",
-        lambda loop: loop.scheduler.blocks.num_blocks,
-    ),
-    MetricFamily(
-        "tritonforge_generation_tokens_total",
-        "counter",
-        "Tokens sampled",
-        lambda loop: loop.scheduler.num_generated_tokens,
-    ),
-    MetricFamily(
-        "tritonforge_num_preemptions_total",
-        "counter",
-        "Requests sent back to the queue to make room",
-        lambda loop: loop.scheduler.num_preemptions,
-    ),
-    MetricFamily(
-        "tritonforge_kv_cache_usage_ratio",
-        "gauge",
-        "Share of the KV blocks that requests hold, in [0, 1]",
-        lambda loop: loop.scheduler.kv_cache_usage,
-    ),
-    MetricFamily(
-        "tritonforge_prefix_cache_query_tokens_total",
-        "counter",
-        "Prompt tokens looked up in the prefix cache",
-        lambda loop: loop.scheduler.num_prefix_queries,
-    ),
-    MetricFamily(
-        "tritonforge_prefix_cache_hit_tokens_total",
-        "counter",
-        "Prompt tokens found in the prefix cache, and not computed again",
-        lambda loop: loop.scheduler.num_prefix_hits,
-    ),
-    MetricFamily(
-        "tritonforge_draft_tokens_total",
-        "counter",
-        "Tokens guessed by prompt lookup",
-        lambda loop: loop.scheduler.num_draft_tokens,
-    ),
-    MetricFamily(
-        "tritonforge_accepted_draft_tokens_total",
-        "counter",
-        "Guessed tokens that came true",
-        lambda loop: loop.scheduler.num_accepted_tokens,
-    ),
-    MetricFamily(
-        "tritonforge_num_requests_refused_total",
-        "counter",
-        "Requests refused or pushed out of the full queue",
-        lambda loop: sum(loop.scheduler.num_refused.values()),
-    ),
-)
+def _rows(area: str) -> str:
+    lines = ["| family | kind | unit | labels | meaning | vLLM |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| `{family.name}` | {family.kind}{'*' if family.bins else ''} | {family.unit} | {_labels(family)} "
+        f"| {family.help} | {f'`{family.vllm}`' if family.vllm else '-'} |"
+        for family in FAMILIES
+        if family.area == area
+    ]
+    return "\n".join(lines)
+
+
+def _labels(family: MetricFamily) -> str:
+    if not family.labels:
+        return "-"
+    if len(family.labels) > 1 or not family.values:
+        return ", ".join(f"`{label}`" for label in family.labels)
+    return f"`{family.labels[0]}`: {', '.join(value for (value,) in family.values)}"
+
+
+if __name__ == "__main__":
+    print(table())

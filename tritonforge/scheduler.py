@@ -29,8 +29,10 @@ class Scheduler:
         self.waiting = WaitingQueue(config.max_waiting, config.max_waiting_tokens, config.ageing_ms * 1_000_000)
         self.running = RunningBatch()
         self.num_generated_tokens = 0
+        self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self.budget_was_spent = False
         self.num_refused: Counter[str] = Counter()
         self._planner = StepPlanner(config, blocks, self.waiting, self.running, propose)
         self._tables = self._planner.tables
@@ -111,7 +113,9 @@ class Scheduler:
         Tenants share the prefill tokens of a step equally. So a prompt that is not longer than its tenant's share is
         computed in the step that admits it, however long the prompts of others are.
         """
-        return self._planner.plan()
+        plan = self._planner.plan()
+        self.budget_was_spent = plan.num_tokens >= self.config.max_num_batched_tokens
+        return plan
 
     def commit(self, plan: StepPlan, sampled: Sequence[Sequence[int] | None]) -> list[TokenEvent]:
         """Record what the step computed: an event for each new token, up to a request's last.
@@ -133,6 +137,7 @@ class Scheduler:
                 reason = self._append(request, token_ids, events)
                 self.waiting.charge(request, OUTPUT_WEIGHT * len(token_ids), num_tenants)
             if work.draft:
+                self.num_drafts += 1
                 self.num_draft_tokens += len(work.draft)
                 self.num_accepted_tokens += len(token_ids) - 1
             self._tables.settle(request)

@@ -9,12 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from tritonforge.emitter import Emitter
-from tritonforge.errors import EngineFailure, TritonForgeError
+from tritonforge.errors import Cancelled, EngineFailure, TritonForgeError
 from tritonforge.generation import Delta, Generation, Outbox
 from tritonforge.recorder import Recorder
+from tritonforge.request_record import ERROR, RequestRecord
 from tritonforge.responses import Tensors, response_tensors
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ JOIN_S = 1.0
 
 class Sender(Protocol):
     """The sending end of one request. After a final send, fail or end it must not be touched again."""
+
+    request_id: str
 
     def send(self, tensors: Tensors, *, final: bool) -> None: ...
 
@@ -66,6 +69,8 @@ class ResponseStream:
         self._recorder = recorder or Recorder()
         self._outbox = Outbox()
         self._generation: Generation | None = None
+        self._request_id = sender.request_id
+        self._texts: list[str] = []
         self._sent_ns: int | None = None
         self._longest_gap_us: float | None = None
         self._send_posted = False
@@ -103,13 +108,14 @@ class ResponseStream:
         self._sent_ns = now
         timeline = self._generation.timeline
         timeline.first_emit_ns = timeline.first_emit_ns or now
+        if self._recorder.keeps_text:
+            self._texts += [delta.text for delta in deltas]
         last = deltas[-1]
         if last.error is not None:
-            self._recorder.failed(last.error.code)
             self.fail(last.error)
         elif last.final:
             statistics = self._generation.statistics(now)
-            self._recorder.ended(str(last.finish_reason), statistics, self._longest_gap_us)
+            self._record(str(last.finish_reason), now, statistics=statistics)
             self.finish(response_tensors(self._generation.asked, deltas, statistics))
         else:
             self._send(response_tensors(self._generation.asked, deltas))
@@ -125,7 +131,19 @@ class ResponseStream:
 
     def fail(self, error: Exception) -> None:
         """End with `error`."""
+        error = typed(error)
+        if not self.closed:
+            self._record("cancelled" if error.code == Cancelled.code else ERROR, time.monotonic_ns(), error=error)
         self._close(lambda sender: sender.fail(error))
+
+    def _record(self, outcome: str, now_ns: int, **more: Any) -> None:
+        """Take down how the request ended."""
+        generation = self._generation
+        known = {} if generation is None else {"asked": generation.asked, "timeline": generation.timeline}
+        gap, text = self._longest_gap_us, "".join(self._texts)
+        self._recorder.record(
+            RequestRecord(outcome, now_ns, self._request_id, longest_gap_us=gap, text=text, **known, **more)
+        )
 
     def finish(self, tensors: Tensors) -> None:
         """End with `tensors` as the last response."""

@@ -18,18 +18,22 @@ class Timeline:
     draft_tokens: int = 0
     accepted_tokens: int = 0
 
-    def sampled(self, now_ns: int, *, drafted: int = 0, accepted: int = 0) -> None:
+    def sampled(self, now_ns: int, *, drafted: int = 0, accepted: int = 0) -> int | None:
         """A step that ended at `now_ns` sampled tokens: the first ends the prefill, each later one is a decode step.
 
-        `accepted` of the `drafted` guesses that the step verified came true.
+        `accepted` of the `drafted` guesses that the step verified came true. Returns the time since the step before
+        that did so; None with the first, and with the further answers of n > 1 in the same step.
         """
         self.draft_tokens += drafted
         self.accepted_tokens += accepted
-        if self.first_token_ns is None:
+        before_ns, self.last_token_ns = self.last_token_ns, now_ns
+        if self.first_token_ns is None or before_ns is None:
             self.first_token_ns = now_ns
-        elif now_ns != self.last_token_ns:
-            self.decode_steps += 1
-        self.last_token_ns = now_ns
+            return None
+        if now_ns == before_ns:
+            return None
+        self.decode_steps += 1
+        return now_ns - before_ns
 
     def phases_us(self, now_ns: int) -> dict[str, int]:
         """Durations of contract.PHASES in microseconds; a phase that a request never left ends at `now_ns`."""

@@ -1,21 +1,20 @@
 """The only file that knows pb_utils: Triton requests in, Triton responses and metrics out, for the model.py files."""
 
 import json
-import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from tritonforge.errors import STATUS, InvalidRequest, TritonForgeError
+from tritonforge.health import Health
 from tritonforge.loop import EngineLoop
-from tritonforge.metrics import FAMILIES, MetricFamily
-from tritonforge.recorder import FINISHED, HISTOGRAMS, REASONS, Recorder, load_buckets
+from tritonforge.metric_family import Kind
+from tritonforge.recorder import Recorder
+from tritonforge.reporter import Reporter
 from tritonforge.responses import Tensors
-from tritonforge.streams import JOIN_S, typed
-
-REPORT_S = 0.1
-"""Pause between two updates of the metrics."""
+from tritonforge.streams import typed
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -76,6 +75,7 @@ class TritonSender:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
+        self.request_id: str = request.request_id()
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
         """Send one response; the last one closes the request."""
@@ -95,69 +95,34 @@ class TritonSender:
 
 
 class MetricsReporter:
-    """One thread that copies the loop's counts, and what `recorder` took down, to Triton's metrics port.
+    """What is told of the decoder while it runs: metrics, the request log, traces; and the watchdog on its steps.
 
-    Only what changed is told: each call goes to the server and back, and holds the interpreter's lock meanwhile.
     Raises NotFound or ReleaseMismatch when the histograms' buckets are wrong.
     """
 
     def __init__(self, loop: EngineLoop, labels: dict[str, str], recorder: Recorder | None = None) -> None:
-        self._loop, self._recorder = loop, recorder or Recorder()
-        self._requests = RequestMetrics(labels)
-        self._registered = [_register(family) for family in FAMILIES]  # a family that is let go of disappears
-        self._metrics = [
-            (family, registered.Metric(labels=labels))
-            for family, registered in zip(FAMILIES, self._registered, strict=True)
-        ]
-        self._told = [metric.value() for _, metric in self._metrics]
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="metrics-reporter", daemon=True)
-        self._thread.start()
+        recorder = recorder or Recorder()
+        self._health = Health(loop)
+        self._reporter = Reporter(loop, labels, recorder, TritonFamily, self._health)
+        self._health.start()
+        self._reporter.start()
 
     def stop(self) -> None:
-        """End the thread; it is not waited for longer than JOIN_S."""
-        self._stop.set()
-        self._thread.join(JOIN_S)
-
-    def _run(self) -> None:
-        while not self._stop.wait(REPORT_S):
-            self._requests.add(*self._recorder.take())
-            for index, (family, metric) in enumerate(self._metrics):
-                value, told = family.read(self._loop), self._told[index]
-                if value == told:
-                    continue
-                if family.kind == "gauge":
-                    metric.set(value)
-                else:
-                    metric.increment(value - told)
-                self._told[index] = value
+        """End the threads; none is waited for longer than JOIN_S."""
+        self._health.stop()
+        self._reporter.stop()
 
 
-class RequestMetrics:
-    """Triton's metrics of finished requests: a counter by reason, and the histograms."""
+class TritonFamily:
+    """A metric family on Triton's metrics port; it disappears when it is let go of."""
 
-    def __init__(self, labels: dict[str, str]) -> None:
-        buckets, kinds = load_buckets(), pb_utils.MetricFamily
-        self._families = [  # a family that is let go of disappears
-            kinds(name=family.name, description=family.help, kind=kinds.HISTOGRAM) for family in HISTOGRAMS
-        ]
-        self._histograms = {
-            family.name: registered.Metric(labels=labels, buckets=buckets[family.name])
-            for family, registered in zip(HISTOGRAMS, self._families, strict=True)
-        }
-        self._finished = kinds(name=FINISHED, description="Requests that ended, by reason", kind=kinds.COUNTER)
-        self._counters = {
-            reason: self._finished.Metric(labels={**labels, "finish_reason": reason}) for reason in REASONS
-        }
+    def __init__(self, name: str, what: str, kind: Kind) -> None:
+        kinds = pb_utils.MetricFamily
+        triton_kind = {"gauge": kinds.GAUGE, "counter": kinds.COUNTER, "histogram": kinds.HISTOGRAM}[kind]
+        self._family = kinds(name=name, description=what, kind=triton_kind)
 
-    def add(self, counts: dict[str, int], observed: list[tuple[str, float]]) -> None:
-        """Add what Recorder.take() returns."""
-        for reason, count in counts.items():
-            self._counters[reason].increment(count)
-        for name, seconds in observed:
-            self._histograms[name].observe(seconds)
-
-
-def _register(family: MetricFamily) -> Any:
-    kind = {"gauge": pb_utils.MetricFamily.GAUGE, "counter": pb_utils.MetricFamily.COUNTER}[family.kind]
-    return pb_utils.MetricFamily(name=family.name, description=family.help, kind=kind)
+    def metric(self, labels: Mapping[str, str], buckets: Sequence[float] | None = None) -> Any:
+        """One series of the family; a histogram's with the upper bounds of its `buckets`."""
+        if buckets is None:
+            return self._family.Metric(labels=dict(labels))
+        return self._family.Metric(labels=dict(labels), buckets=list(buckets))

@@ -194,7 +194,9 @@ def test_a_request_makes_others_give_way_once_only():
         ask(scheduler, 4, max_tokens=30, tenant="flood")
     step(scheduler)
     light = ask(scheduler, 4, tenant="light")
+    scheduler.waiting.remove(light)
     light.preemptions = 1
+    scheduler.waiting.push(light)
     assert not step(scheduler).preempted
 
 

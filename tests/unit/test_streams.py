@@ -18,6 +18,8 @@ WAIT_S = 10.0
 class FakeSender:
     """Records what is sent; the calls named in `broken` raise."""
 
+    request_id = "r-1"
+
     def __init__(self, *broken):
         self.broken = broken
         self.calls = []

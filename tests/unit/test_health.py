@@ -1,0 +1,93 @@
+"""The watchdog: what is not ready, and since when; a step that hangs is noticed, one that is slow comes back."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tritonforge.health import HUNG_S, SETTLE_S, STALLED_S, Health
+from tritonforge.step_meter import StepMeter
+
+SECOND = 10**9
+
+
+class Clock:
+    def __init__(self):
+        self.now_ns = 100 * SECOND
+
+    def __call__(self):
+        return self.now_ns
+
+    def forward(self, seconds):
+        self.now_ns += int(seconds * SECOND)
+
+
+class Refused(dict):
+    def __missing__(self, key):
+        return 0
+
+
+@pytest.fixture
+def watched():
+    clock, hung = Clock(), []
+    scheduler = SimpleNamespace(num_running=1, num_waiting=0, num_refused=Refused(), waiting=SimpleNamespace(usage=0.0))
+    loop = SimpleNamespace(meter=StepMeter(clock), scheduler=scheduler, refusal=None, failed=False)
+    health = Health(loop, hung.append, clock)
+    return SimpleNamespace(clock=clock, hung=hung, loop=loop, health=health, reasons=lambda: look(health))
+
+
+def look(health):
+    health.look()
+    return set(health.reasons)
+
+
+def test_an_idle_loop_is_ready_however_long_it_idles(watched):
+    watched.loop.meter.rest()
+    watched.clock.forward(3600)
+    assert watched.reasons() == set()
+
+
+def test_a_slow_step_is_not_ready_until_it_ends(watched):
+    watched.loop.meter.begin()
+    watched.clock.forward(STALLED_S - 0.1)
+    assert watched.reasons() == set()
+    watched.clock.forward(0.2)
+    assert watched.reasons() == {"stalled"} and "a step has taken 3.1 s" in watched.health.reasons["stalled"]
+    watched.loop.meter.begin()
+    assert watched.reasons() == set() and not watched.hung
+
+
+def test_a_step_that_hangs_is_told_to_the_supervisor_once(watched):
+    watched.loop.meter.begin()
+    for _ in range(4):
+        watched.clock.forward(HUNG_S / 3)
+        watched.health.look()
+    assert len(watched.hung) == 1 and "1 requests running" in watched.hung[0]
+
+
+def test_a_full_queue_is_not_ready_until_nobody_was_refused_for_a_while(watched):
+    """Wrong: a load balancer would send more to a server that refuses, or flap with every request that ends."""
+    watched.loop.scheduler.waiting.usage = 1.0
+    assert watched.reasons() == {"queue_full"}
+    watched.loop.scheduler.waiting.usage = 0.9
+    assert watched.reasons() == set()
+    watched.loop.scheduler.num_refused["queue full"] += 1
+    assert watched.reasons() == {"queue_full"}
+    watched.clock.forward(SETTLE_S)
+    assert watched.reasons() == set()
+
+
+def test_draining_and_failed_are_different_answers(watched):
+    watched.loop.refusal = "the server is draining and takes no new requests"
+    assert watched.reasons() == {"draining"}
+    watched.loop.failed = True
+    assert watched.reasons() == {"failed"}
+
+
+def test_the_log_says_why_and_when_it_is_over(watched, caplog):
+    watched.loop.meter.begin()
+    watched.clock.forward(5)
+    watched.health.look()
+    watched.loop.meter.rest()
+    watched.clock.forward(2)
+    watched.health.look()
+    assert [record.message.split(":")[0] for record in caplog.records] == ["not ready", "ready again after 2.0 s"]
