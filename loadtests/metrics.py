@@ -81,11 +81,15 @@ def residual_ttft_ns(record: Record) -> int | None:
 
 
 def residual_e2e_ns(record: Record) -> int | None:
-    """Sent to last token, minus queue + prefill + decode of the server. Negative means the same as above."""
+    """Sent to last token, minus queue + prefill + decode of the server. Negative means the same as above.
+
+    A cancelled request decodes until the cancel is carried out, which its last response tells, often without a token.
+    """
     if record.statistics is None or record.sent_ns is None or not record.chunks:
         return None
     served = sum(record.statistics[name] for name in ("queue_us", "prefill_us", "decode_us")) * 1000
-    return record.chunks[-1][0] - record.sent_ns - served
+    ended_ns = record.end_ns if record.status == CANCELLED else record.chunks[-1][0]
+    return ended_ns - record.sent_ns - served
 
 
 def cancel_to_end_ns(record: Record) -> int | None:

@@ -6,6 +6,7 @@ import pytest
 from slo_support import MS, SECOND, good_record
 
 from loadtests import metrics
+from loadtests.records import CANCELLED
 from loadtests.schedule import Slot
 
 SLOT = Slot(index=0, at_ns=SECOND, phase="p", measured=True, prompt_tokens=8, output_tokens=11)
@@ -58,6 +59,8 @@ def test_residuals_are_what_the_server_does_not_account_for(record):
     joined = replace(record, statistics={**statistics, "decode_us": 1_000_000})
     assert metrics.residual_ttft_ns(joined) == 50 * MS
     assert metrics.residual_e2e_ns(joined) == 100 * MS
+    cancelled = replace(joined, status=CANCELLED)
+    assert metrics.residual_e2e_ns(cancelled) == 200 * MS, "it decodes until its last response, which has no token"
     assert metrics.decode_step_ns(joined) == 100 * MS
     without_steps = replace(joined, statistics={**joined.statistics, "decode_steps": 0})
     assert metrics.decode_step_ns(without_steps) is None
