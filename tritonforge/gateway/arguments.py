@@ -1,0 +1,41 @@
+"""The arguments of `tritonforge gateway` and `tritonforge keys`, read without loading the edge."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_parsers(commands: Any) -> None:
+    """Add both commands to the command line."""
+    command = commands.add_parser("gateway", help="serve OpenAI's API, with keys, tenants and limits")
+    command.add_argument("--release", type=Path, help="the release folder; served as well, unless --triton is given")
+    command.add_argument("--triton", metavar="URL", help="gRPC endpoint, host:port, of a Triton that serves a release")
+    command.add_argument("--model", help="the model's name in the API (default: the release's, or llm)")
+    command.add_argument("--keys", type=Path, help="the file of API keys")
+    command.add_argument("--no-keys", action="store_true", help="ask for no key; on loopback addresses only")
+    command.add_argument("--config", type=Path, help="gateway.toml: tenants and limits")
+    command.add_argument("--address", default="127.0.0.1", help="the address to bind to (default: %(default)s)")
+    command.add_argument("--port", type=int, default=8080, help="0: a free one (default: %(default)s)")
+    command.set_defaults(run=_gateway)
+    command = commands.add_parser("keys", help="create, revoke or list API keys of the gateway")
+    actions = command.add_subparsers(required=True, metavar="action", dest="action")
+    create = actions.add_parser("create", help="make a key; it is printed once")
+    create.add_argument("--tenant", required=True)
+    create.add_argument("--note", default="", help="what it is for")
+    revoke = actions.add_parser("revoke", help="end a key")
+    revoke.add_argument("id")
+    for action in (create, revoke, actions.add_parser("list", help="all keys, without their secrets")):
+        action.add_argument("--keys", type=Path, required=True, help="the file of API keys")
+        action.set_defaults(run=_keys)
+
+
+def _gateway(arguments: argparse.Namespace) -> int:
+    from tritonforge.gateway.command import gateway
+
+    return gateway(arguments)
+
+
+def _keys(arguments: argparse.Namespace) -> int:
+    from tritonforge.gateway.key_command import keys
+
+    return keys(arguments)

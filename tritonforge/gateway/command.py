@@ -1,0 +1,125 @@
+"""The command `tritonforge gateway`: puts the edge together and serves it with uvicorn. Called by the command line."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tritonforge.errors import InvalidRequest, SetupError
+from tritonforge.gateway.app import make_app
+from tritonforge.gateway.backend import TritonBackend
+from tritonforge.gateway.config import GatewayConfig
+from tritonforge.gateway.edge import Edge
+from tritonforge.gateway.keys import KeyStore
+from tritonforge.gateway.leases import open_leases
+from tritonforge.gateway.quota import Quota, open_storage
+from tritonforge.gateway.responses import ABORT
+from tritonforge.gateway.router import ModelInfo, SingleRouter
+from tritonforge.gateway.tokens import ReleaseTokens
+from tritonforge.ports import is_loopback
+from tritonforge.release import Release
+
+MODEL_WITHOUT_RELEASE = "llm"
+UNREAD_S = 60
+"""The kernel ends a connection whose client has taken nothing of what was written for so long."""
+DRAIN_S = 30
+
+
+class Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, with one more ASGI extension: to close a connection without waiting for its buffers."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Give every request of this connection the extension."""
+        super().connection_made(transport)
+        app = self.app
+
+        async def with_abort(scope: Any, receive: Any, send: Any) -> None:
+            scope["extensions"] = {**scope.get("extensions", {}), ABORT: transport.abort}
+            await app(scope, receive, send)
+
+        self.app = with_abort
+
+
+def gateway(arguments: argparse.Namespace) -> int:
+    """Serve the API until SIGINT or SIGTERM; with a release and no Triton, serve that as well."""
+    if arguments.release is None and arguments.triton is None:
+        raise InvalidRequest("give --release DIR or --triton URL")
+    config = GatewayConfig.read(arguments.config)
+    keys = _keys(arguments)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(arguments.address, arguments.port))
+        url = arguments.triton or stack.enter_context(_served(arguments.release))
+        info = model_info(arguments.release, arguments.model)
+        asyncio.run(_serve(config, keys, info, url, listener))
+    return 0
+
+
+def model_info(release: Path | None, name: str | None) -> ModelInfo:
+    """What the release's folder says of its model."""
+    if release is None:
+        return ModelInfo(name or MODEL_WITHOUT_RELEASE)
+    opened = Release.open(release)
+    tokens = ReleaseTokens(opened.model_repository / "tokenizer" / "1")
+    length = opened.manifest.get("recipe", {}).get("limits", {}).get("max_model_len")
+    return ModelInfo(name or opened.name, length, f"fp_{opened.digest[:16]}", tokens, tokens.takes_tools)
+
+
+async def _serve(
+    config: GatewayConfig, keys: KeyStore | None, info: ModelInfo, url: str, listener: socket.socket
+) -> None:
+    storage = config.edge.storage
+    router = SingleRouter(info, TritonBackend(url))
+    edge = Edge(config, keys, Quota(open_storage(storage)), open_leases(storage), router)
+    settings = uvicorn.Config(
+        make_app(edge),
+        http=Protocol,
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN_S,
+    )
+    host, port = listener.getsockname()[:2]
+    print(f"gateway of {info.name}\n  API      http://{host}:{port}/v1\nCtrl-C drains and stops.", flush=True)
+    await uvicorn.Server(settings).serve(sockets=[listener])
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A listening socket; its connections end when nobody reads them. Raises SetupError when the port is busy."""
+    try:
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_S * 1000)
+        listener.bind((address, port))
+        listener.listen(1024)
+    except OSError as error:
+        remedy = "free it or choose another with --port (0: any free one)"
+        raise SetupError(f"cannot listen on port {port} of {address}: {error.strerror}; {remedy}") from error
+    return listener
+
+
+def _keys(arguments: argparse.Namespace) -> KeyStore | None:
+    if arguments.no_keys:
+        if not is_loopback(f"{arguments.address}:0"):
+            raise InvalidRequest(f"--no-keys must go with a loopback address, got {arguments.address}")
+        logging.getLogger(__name__).warning("no keys are asked for: everybody who reaches the port may use it")
+        return None
+    if arguments.keys is None:
+        raise InvalidRequest("give --keys FILE (make one with `tritonforge keys create`), or --no-keys")
+    return KeyStore(arguments.keys)
+
+
+@contextlib.contextmanager
+def _served(release: Path) -> Iterator[str]:
+    from tritonforge.server import Server
+
+    with Server(release) as server:
+        yield server.grpc_url

@@ -1,0 +1,80 @@
+"""What all endpoints share, and the seams where more can be put in: router, hooks on prompt and answer, observers."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tritonforge.gateway.answers import Gain
+from tritonforge.gateway.config import GatewayConfig, Tenant
+from tritonforge.gateway.keys import KeyStore
+from tritonforge.gateway.leases import Leases
+from tritonforge.gateway.quota import Quota
+from tritonforge.gateway.records import Observer
+from tritonforge.gateway.router import Router
+from tritonforge.gateway.work import Work
+
+WATCH_S = 0.25
+"""How often it is looked whether the keys of open requests are still valid."""
+
+
+class AnswerFilter(Protocol):
+    """Sees the answers of one request before the client does."""
+
+    def push(self, gain: Gain) -> Gain:
+        """What may be told of `gain` now. It may hold text back, until the gain that has a finish_reason, and set that
+        to content_filter. Raises ApiError to end the request.
+        """
+
+
+class Hook(Protocol):
+    """Looks at requests and answers."""
+
+    async def on_work(self, work: Work, tenant: Tenant) -> Work:
+        """The work to do, before anything is tokenized. Raises ApiError to refuse it."""
+
+    def filter_for(self, work: Work, tenant: Tenant) -> AnswerFilter | None:
+        """A filter for the answers of one request."""
+
+
+class Revocable(Protocol):
+    """An open request: it has a key, and can be ended for that."""
+
+    key_id: str
+
+    def end_for(self, outcome: str) -> None:
+        """End it with this outcome."""
+
+
+@dataclass
+class Edge:
+    """The gateway. `keys` None: no key is asked for, all requests are of the tenant `default`."""
+
+    config: GatewayConfig
+    keys: KeyStore | None
+    quota: Quota
+    leases: Leases
+    router: Router
+    hooks: Sequence[Hook] = ()
+    observers: Sequence[Observer] = ()
+    open: set[Revocable] = field(default_factory=set)
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        """While the server runs: watches over keys, closes what it holds in the end."""
+        watch = asyncio.create_task(self._watch_keys())
+        try:
+            yield
+        finally:
+            watch.cancel()
+            await self.router.close()
+            await self.leases.close()
+
+    async def _watch_keys(self) -> None:
+        """End the requests whose key was revoked."""
+        while self.keys is not None:
+            await asyncio.sleep(WATCH_S)
+            for request in tuple(self.open):
+                if request.key_id and not self.keys.is_valid(request.key_id):
+                    request.end_for("revoked")
