@@ -12,6 +12,7 @@ from types import FrameType
 
 from tritonforge import __version__
 from tritonforge.errors import SetupError, TritonForgeError
+from tritonforge.gateway.arguments import add_parsers as add_gateway
 from tritonforge.release import Release
 
 EXIT_FAILED = 1
@@ -155,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     many.set_defaults(run=chat)
     _add_plan(commands)
     _add_capacity(commands)
+    add_gateway(commands)
     check = commands.add_parser("verify", help="compare a release with its manifest")
     check.add_argument("release", type=Path)
     check.set_defaults(run=verify)
