@@ -108,6 +108,11 @@ class Release:
             raise NotFound(f"no release at {root}: it has no {MANIFEST}, so it was never built or never finished")
         return cls(root, _parse(file))
 
+    @classmethod
+    def of_version_folder(cls, folder: Path) -> "Release":
+        """The release whose decoder is loaded from `folder`: its own version folder, or one of links to its files."""
+        return cls.open((folder / "decoder.json").resolve().parents[3])
+
     @property
     def name(self) -> str:
         """The name of the recipe that made the release."""

@@ -28,7 +28,7 @@ class TritonPythonModel:
     def initialize(self, args):
         folder = Path(args["model_repository"]) / args["model_version"]
         try:
-            Release.open(folder.parents[2]).verify()
+            Release.of_version_folder(folder).verify()
             self.decoder, self.recorder = Decoder(folder, on_death=self._exit), Recorder()
             labels = {"model": args["model_name"], "version": args["model_version"]}
             self.reporter = MetricsReporter(self.decoder.loop, labels, self.recorder)

@@ -1,0 +1,78 @@
+"""What a server keeps about its releases over restarts of the launcher: which is stable, and which was before it.
+
+One JSON file when the operator names a folder for it; else it lives as long as the launcher.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from tritonforge.errors import ReleaseMismatch
+from tritonforge.release import Release
+
+FILE = "rollout.json"
+_KEYS = {"given", "stable", "previous"}
+
+
+class RolloutState:
+    """The stable release, and the one before it. The rollout is its only writer."""
+
+    def __init__(self, given: Release, folder: Path | None = None) -> None:
+        """`given` is the release that the operator names at the start.
+
+        It is stable at first. A folder that remembers a promotion which began with the same release goes on from there;
+        one that began with another release starts over: whoever changed what is given wants that served.
+        """
+        self._given, self._file = given, None if folder is None else folder / FILE
+        self.stable, self.previous = given, None
+        if self._file is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._read()
+
+    def promote(self, release: Release) -> None:
+        """`release` is stable from now on."""
+        self.stable, self.previous = release, self.stable
+        self._write()
+
+    def forget_previous(self) -> None:
+        """There is nothing to return to: the release that would be was just taken back."""
+        self.previous = None
+        self._write()
+
+    def _read(self) -> None:
+        try:
+            text = self._file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return
+        try:
+            kept = json.loads(text)
+        except ValueError:
+            kept = None
+        if not isinstance(kept, dict) or set(kept) != _KEYS:
+            raise ReleaseMismatch(f"{self._file} must have the keys {sorted(_KEYS)}; remove it to start over")
+        if kept["given"] == self._given.digest:
+            self.stable = _open(kept["stable"])
+            self.previous = None if kept["previous"] is None else _open(kept["previous"])
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        kept = {
+            "given": self._given.digest,
+            "stable": _told(self.stable),
+            "previous": None if self.previous is None else _told(self.previous),
+        }
+        partial = self._file.with_suffix(".partial")
+        partial.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, self._file)
+
+
+def _told(release: Release) -> dict[str, str]:
+    return {"path": str(release.root), "digest": release.digest}
+
+
+def _open(kept: dict[str, str]) -> Release:
+    release = Release.open(kept["path"])
+    if release.digest != kept["digest"]:
+        raise ReleaseMismatch(f"{release.root} is another release than when it was promoted; serve it with --release")
+    return release
