@@ -21,7 +21,7 @@ from tritonforge.gateway.keys import KeyStore
 from tritonforge.gateway.leases import open_leases
 from tritonforge.gateway.quota import Quota, open_storage
 from tritonforge.gateway.responses import ABORT
-from tritonforge.gateway.router import ModelInfo, SingleRouter
+from tritonforge.gateway.router import ModelInfo, Router, SingleRouter
 from tritonforge.gateway.tokens import ReleaseTokens
 from tritonforge.ports import is_loopback
 from tritonforge.release import Release
@@ -74,21 +74,30 @@ def model_info(release: Path | None, name: str | None) -> ModelInfo:
 async def _serve(
     config: GatewayConfig, keys: KeyStore | None, info: ModelInfo, url: str, listener: socket.socket
 ) -> None:
-    storage = config.edge.storage
-    router = SingleRouter(info, TritonBackend(url))
-    edge = Edge(config, keys, Quota(open_storage(storage)), open_leases(storage), router)
-    settings = uvicorn.Config(
-        make_app(edge),
-        http=Protocol,
-        ws="none",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        timeout_graceful_shutdown=DRAIN_S,
-    )
     host, port = listener.getsockname()[:2]
     print(f"gateway of {info.name}\n  API      http://{host}:{port}/v1\nCtrl-C drains and stops.", flush=True)
-    await uvicorn.Server(settings).serve(sockets=[listener])
+    await http_server(make_edge(config, keys, SingleRouter(info, TritonBackend(url)))).serve(sockets=[listener])
+
+
+def make_edge(config: GatewayConfig, keys: KeyStore | None, router: Router) -> Edge:
+    """The edge of a configuration. Call it inside the event loop that will serve it."""
+    storage = config.edge.storage
+    return Edge(config, keys, Quota(open_storage(storage)), open_leases(storage), router)
+
+
+def http_server(edge: Edge) -> uvicorn.Server:
+    """uvicorn, set up to serve `edge`."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            make_app(edge),
+            http=Protocol,
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_S,
+        )
+    )
 
 
 def listen(address: str, port: int) -> socket.socket:

@@ -31,13 +31,15 @@ TEXT = "TEXT: /([^<]|<[^t]|<t[^o])(?s:.*)/"
 class ToolUse:
     """How one request uses tools: `messages` and `options` for the model; `native` are the tools for its template.
 
-    `offered` are the functions that may be called; none when the choice is `none`.
+    `offered` are the functions that may be called; none when the choice is `none`. `named`: the answer is nothing but
+    the arguments of this one.
     """
 
     messages: list[dict[str, Any]]
     options: dict[str, Any]
     offered: tuple[str, ...] = ()
     native: str | None = None
+    named: str | None = None
 
 
 def plan_tools(asked: ChatRequest, messages: list[dict[str, Any]], *, takes_tools: bool) -> ToolUse | None:
@@ -58,9 +60,12 @@ def plan_tools(asked: ChatRequest, messages: list[dict[str, Any]], *, takes_tool
     plain = [write_plainly(message) for message in messages]
     if not tools:
         return ToolUse(plain, {})
-    grammar = call_grammar(tools, forced=forced, several=asked.parallel_tool_calls is not False)
-    told = instruct(plain, _instruction(tools))
-    return ToolUse(told, {"grammar": grammar}, tuple(tool.function.name for tool in tools))
+    told, offered = instruct(plain, _instruction(tools)), tuple(tool.function.name for tool in tools)
+    several = asked.parallel_tool_calls is not False and not isinstance(asked.tool_choice, NamedChoice)
+    if forced and len(tools) == 1 and not several:
+        schema = json.dumps(_parameters(tools[0]), ensure_ascii=False)
+        return ToolUse(told, {"json_schema": schema}, offered, named=offered[0])
+    return ToolUse(told, {"grammar": call_grammar(tools, forced=forced, several=several)}, offered)
 
 
 def _refuse_without_tools(asked: ChatRequest) -> None:
@@ -113,10 +118,15 @@ def call_grammar(tools: Sequence[Tool], *, forced: bool, several: bool) -> str:
     rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
     for index, tool in enumerate(tools):
         before = json.dumps(f'{BEGIN}{{"name": "{tool.function.name}", "arguments": ')
-        schema = {"type": "object"} | (tool.function.parameters or {}) | {"x-guidance": {"whitespace_flexible": False}}
+        schema = _parameters(tool)
         rules.append(f"call_{index}: {before} arguments_{index} {json.dumps('}' + END)}")
         rules.append(f"arguments_{index}: %json {json.dumps(schema, ensure_ascii=False)}")
     return "\n".join([*rules, *([] if forced else [TEXT])])
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """The schema of a function's arguments, which are an object."""
+    return {"type": "object"} | (tool.function.parameters or {})
 
 
 def write_plainly(message: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +154,7 @@ class CallReader:
     """Reads one answer as it comes: text is passed on as soon as it cannot begin a call, calls come at the end."""
 
     def __init__(self, use: ToolUse) -> None:
-        self._offered = use.offered
+        self._offered, self._named = use.offered, use.named
         self._native = use.native is not None
         self._text = ""
         self._told = 0
@@ -157,13 +167,25 @@ class CallReader:
         if final:
             calls = native or (() if self._native else self._calls())
             return ("" if calls else self._text[self._told :]), calls
-        if self._native or self._text.startswith(BEGIN[: len(self._text)]) or self._text.startswith(BEGIN):
+        if (
+            self._native
+            or self._named
+            or self._text.startswith(BEGIN[: len(self._text)])
+            or self._text.startswith(BEGIN)
+        ):
             return "", ()  # it may be, or is, a call
         new, self._told = self._text[self._told :], len(self._text)
         return new, ()
 
     def _calls(self) -> tuple[ToolCall, ...]:
+        """The calls that are complete; of a named function's arguments also the part that there is."""
+        if self._named:
+            return (ToolCall(_call_id(), self._named, self._text),)
         if not self._text.startswith(BEGIN):
             return ()
         found = parse(HERMES, self._text, self._offered).tool_calls
-        return tuple(ToolCall(f"call_{uuid.uuid4().hex[:24]}", call.name, call.arguments) for call in found)
+        return tuple(ToolCall(_call_id(), call.name, call.arguments) for call in found)
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

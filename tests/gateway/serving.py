@@ -1,0 +1,99 @@
+"""Serves an edge on a real port from a thread, in front of a real tritonserver; what the tests of the gateway share."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tritonforge.gateway.backend import TritonBackend
+from tritonforge.gateway.command import http_server, listen, make_edge, model_info
+from tritonforge.gateway.config import GatewayConfig
+from tritonforge.gateway.edge import Edge
+from tritonforge.gateway.keys import KeyStore, create_key
+from tritonforge.gateway.records import Record
+from tritonforge.gateway.router import SingleRouter
+
+MODEL = "smollm2-135m-int8"
+START_S = 30.0
+
+
+@dataclass
+class Gateway:
+    """A gateway that runs: its address, a key of each tenant that was asked for, and the records of its requests."""
+
+    url: str
+    keys: Mapping[str, str]
+    keys_file: Path
+    edge: Edge
+    loop: asyncio.AbstractEventLoop
+    records: list[Record] = field(default_factory=list)
+    recorded: threading.Condition = field(default_factory=threading.Condition)
+
+    @property
+    def base_url(self) -> str:
+        """What an OpenAI client takes."""
+        return f"{self.url}/v1"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    def bearer(self, tenant: str = "open") -> dict[str, str]:
+        """The header that names the tenant's key."""
+        return {"Authorization": f"Bearer {self.keys[tenant]}"}
+
+    def observe(self, record: Record) -> None:
+        """Keep a record; the edge calls it."""
+        with self.recorded:
+            self.records.append(record)
+            self.recorded.notify_all()
+
+    def await_records(self, count: int, timeout_s: float = 60.0) -> list[Record]:
+        """The records once there are `count` of them."""
+        with self.recorded:
+            assert self.recorded.wait_for(lambda: len(self.records) >= count, timeout_s), self.records
+            return list(self.records)
+
+    def call(self, coroutine: Any) -> Any:
+        """The result of a coroutine that runs in the gateway's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+
+
+@contextlib.contextmanager
+def serve_gateway(
+    triton: str,
+    release: Path,
+    folder: Path,
+    tables: Mapping[str, Any] | None = None,
+    tenants: tuple[str, ...] = ("open",),
+) -> Iterator[Gateway]:
+    """A gateway in front of `triton` (host:port); `tables` are the content of gateway.toml."""
+    file = folder / "keys.json"
+    keys = {tenant: create_key(file, tenant)[1] for tenant in tenants}
+    listener = listen("127.0.0.1", 0)
+    made: dict[str, Any] = {}
+    ready = threading.Event()
+
+    async def main() -> None:
+        config = GatewayConfig.of_tables(tables or {})
+        router = SingleRouter(model_info(release, MODEL), TritonBackend(triton))
+        made["edge"], made["loop"] = make_edge(config, KeyStore(file), router), asyncio.get_running_loop()
+        made["server"] = http_server(made["edge"])
+        ready.set()
+        await made["server"].serve(sockets=[listener])
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    assert ready.wait(START_S)
+    gateway = Gateway(f"http://127.0.0.1:{listener.getsockname()[1]}", keys, file, made["edge"], made["loop"])
+    made["edge"].observers = (gateway.observe,)
+    try:
+        yield gateway
+    finally:
+        made["server"].should_exit = True
+        thread.join(START_S)
