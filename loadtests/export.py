@@ -1,9 +1,10 @@
-"""Exports a contract to what watches production: Prometheus rules, OpenSLO documents, histogram buckets.
+"""Exports a contract to what watches production: Prometheus rules, a Grafana dashboard, OpenSLO, histogram buckets.
 
     python loadtests/export.py --contract loadtests/contracts/demo.toml --out artifacts/export [--job tritonforge]
 
-Writes rules.yml, openslo.yml and histogram_buckets.json. What cannot be exported is said, with the reason. Exit codes:
-0 written, 2 usage or contract error.
+Writes rules.yml, operator/prometheusrule.yml (the same for the Prometheus operator), dashboard.json, openslo.yml and
+histogram_buckets.json. What cannot be exported is said, with the reason.
+Exit codes: 0 written, 2 usage or contract error.
 """
 
 import argparse
@@ -18,9 +19,10 @@ if __name__ == "__main__":
 from loadtests.capacity_contract import choose_profile  # noqa: E402
 from loadtests.contract_toml import load_contract  # noqa: E402
 from loadtests.exits import refuse  # noqa: E402
+from loadtests.export_grafana import dashboard  # noqa: E402
 from loadtests.export_indicators import Indicators, histogram_buckets, indicators_of  # noqa: E402
 from loadtests.export_openslo import documents  # noqa: E402
-from loadtests.export_prometheus import rules  # noqa: E402
+from loadtests.export_prometheus import operator_rule, rules  # noqa: E402
 from loadtests.export_yaml import to_yaml  # noqa: E402
 from loadtests.fields import InvalidContract  # noqa: E402
 
@@ -52,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write(found: Indicators, out: Path) -> None:
-    """The three files."""
+    """The five files."""
     contract = found.contract
     head = f"# Contract {contract.name} revision {contract.revision}, profile {found.profile.id}."
     lines = [
@@ -61,9 +63,16 @@ def write(found: Indicators, out: Path) -> None:
         *(f"# Not exported: {left.objective}: {left.reason}." for left in found.left),
         "",
     ]
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "rules.yml").write_text("\n".join(lines) + to_yaml([rules(found)]), encoding="utf-8")
-    (out / "openslo.yml").write_text("\n".join(lines) + to_yaml(documents(found)), encoding="utf-8")
+    (out / "operator").mkdir(parents=True, exist_ok=True)
+    resources = {
+        "rules.yml": [rules(found)],
+        "operator/prometheusrule.yml": [operator_rule(found)],
+        "openslo.yml": documents(found),
+    }
+    for name, resource in resources.items():
+        (out / name).write_text("\n".join(lines) + to_yaml(resource), encoding="utf-8")
+    panels = json.dumps(dashboard(found), indent=2, ensure_ascii=False) + "\n"
+    (out / "dashboard.json").write_text(panels, encoding="utf-8")
     buckets = json.dumps(histogram_buckets(contract), indent=2) + "\n"
     (out / "histogram_buckets.json").write_text(buckets, encoding="utf-8")
 

@@ -1,7 +1,8 @@
-"""Prometheus rules of a contract: error ratios over the usual windows, and multi-window burn-rate alerts. Pure."""
+"""Prometheus rules of a contract: error ratios over the usual windows, alerts on them and on the service. Pure."""
 
 from typing import Any
 
+from loadtests.export_alerts import operating_alerts, runbook
 from loadtests.export_indicators import FINISHED, Indicator, Indicators
 
 RECORD = "tritonforge_slo:error_ratio:rate"
@@ -15,7 +16,7 @@ WINDOWS = (
 
 
 def rules(found: Indicators) -> dict[str, Any]:
-    """A rules file as a document: one group of recordings, one of alerts."""
+    """A rules file as a document: recordings, alerts on the promises, alerts on the service itself."""
     group = f"{found.contract.name}/{found.profile.id}"
     records = [record for one in found.found if not one.every for record in recordings(one)]
     alerts = [alert for one in found.found for alert in (every_alert(one) if one.every else burn_alerts(one))]
@@ -23,7 +24,18 @@ def rules(found: Indicators) -> dict[str, Any]:
         "groups": [
             {"name": f"tritonforge-slo-records {group}", "interval": "30s", "rules": records},
             {"name": f"tritonforge-slo-alerts {group}", "rules": [*alerts, *liveness(found)]},
+            {"name": "tritonforge-operation", "rules": operating_alerts(found.selector)},
         ]
+    }
+
+
+def operator_rule(found: Indicators) -> dict[str, Any]:
+    """The rules as a resource of the Prometheus operator."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "tritonforge"},
+        "spec": rules(found),
     }
 
 
@@ -58,6 +70,7 @@ def burn_alerts(one: Indicator) -> list[dict[str, Any]]:
                 "summary": f"{one.slo}: its error budget burns {burn:g} times too fast",
                 "description": f"Promised: {one.title}. "
                 "{{ $value | humanizePercentage }} of the requests of the last " + f"{short} broke that.",
+                "runbook_url": runbook("TritonForgeSLOBurn"),
             },
         }
         for short, long, burn, severity in WINDOWS
@@ -73,7 +86,10 @@ def every_alert(one: Indicator) -> list[dict[str, Any]]:
             "alert": "TritonForgeSLOBroken",
             "expr": f"{bad} > 0",
             "labels": {"severity": "page", "slo": one.slo},
-            "annotations": {"summary": f"{one.slo}: promised is {one.title}, and a request broke that"},
+            "annotations": {
+                "summary": f"{one.slo}: promised is {one.title}, and a request broke that",
+                "runbook_url": runbook("TritonForgeSLOBroken"),
+            },
         }
     ]
 
@@ -85,7 +101,10 @@ def liveness(found: Indicators) -> list[dict[str, Any]]:
         "expr": f"absent({FINISHED}{{{found.selector}}})",
         "for": "10m",
         "labels": {"severity": "ticket"},
-        "annotations": {"summary": "no server publishes the metrics that the SLO alerts are computed from"},
+        "annotations": {
+            "summary": "no server publishes the metrics that the SLO alerts are computed from",
+            "runbook_url": runbook("TritonForgeMetricsAbsent"),
+        },
     }
     if not found.selector:
         return [absent]
@@ -94,7 +113,10 @@ def liveness(found: Indicators) -> list[dict[str, Any]]:
         "expr": f"up{{{found.selector}}} == 0",
         "for": "1m",
         "labels": {"severity": "page"},
-        "annotations": {"summary": "{{ $labels.instance }} does not answer Prometheus"},
+        "annotations": {
+            "summary": "{{ $labels.instance }} does not answer Prometheus",
+            "runbook_url": runbook("TritonForgeDown"),
+        },
     }
     return [absent, down]
 
