@@ -13,6 +13,8 @@ from types import FrameType
 from tritonforge import __version__
 from tritonforge.errors import SetupError, TritonForgeError
 from tritonforge.gateway.arguments import add_parsers as add_gateway
+from tritonforge.observe_command import add_arguments, add_log_command, observation
+from tritonforge.probe_command import add_command as add_probe
 from tritonforge.release import Release
 
 EXIT_FAILED = 1
@@ -50,6 +52,7 @@ def serve(arguments: argparse.Namespace) -> int:
         log_file=arguments.log_file,
         histogram_buckets=arguments.histogram_buckets,
         tritonserver=arguments.tritonserver,
+        observe=observation(arguments),
     )
     signals = 0
 
@@ -157,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_capacity(commands)
     add_gateway(commands)
+    add_probe(commands)
+    add_log_command(commands)
     check = commands.add_parser("verify", help="compare a release with its manifest")
     check.add_argument("release", type=Path)
     check.set_defaults(run=verify)
@@ -176,6 +181,7 @@ def _add_serve(commands) -> None:
         "--histogram-buckets", type=Path, help="bounds of the histograms, as loadtests/export.py writes"
     )
     command.add_argument("--tritonserver", type=Path, help="the binary (default: the container's or the wheel's)")
+    add_arguments(command)
     command.set_defaults(run=serve)
 
 

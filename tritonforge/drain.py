@@ -7,7 +7,7 @@ this the decoder refuses new requests at once, and says when the running ones ha
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 VARIABLE = "TRITONFORGE_DRAIN_FILE"
@@ -20,7 +20,7 @@ when the server died never returns, and keeps the interpreter's lock: then no th
 
 
 class DrainFile:
-    """The supervisor's end: `ask` the decoder to drain, then see whether it is `done`."""
+    """The supervisor's end: `ask` the decoders to drain, then see whether they are `done`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -31,10 +31,9 @@ class DrainFile:
         partial.write_text(f"{timeout_s}", encoding="utf-8")
         partial.rename(self._path)
 
-    @property
-    def done(self) -> bool:
-        """True once the decoder has handed over every answer."""
-        return _done(self._path).exists()
+    def done(self, pids: Iterable[int]) -> bool:
+        """True once the decoders with these process ids have handed over every answer."""
+        return all(_done(self._path, pid).exists() for pid in pids)
 
 
 def on_drain(drain: Callable[[float], None], *, end_orphan: Callable[[int], None] = os._exit) -> None:
@@ -61,8 +60,8 @@ def _watch(path: Path, drain: Callable[[float], None], end_orphan: Callable[[int
 
 def _drain(path: Path, drain: Callable[[float], None]) -> None:
     drain(float(path.read_text(encoding="utf-8")))
-    _done(path).touch()
+    _done(path, os.getpid()).touch()
 
 
-def _done(path: Path) -> Path:
-    return path.with_suffix(".done")
+def _done(path: Path, pid: int) -> Path:
+    return path.with_suffix(f".done-{pid}")

@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritonforge.drain import VARIABLE as DRAIN_VARIABLE
+from tritonforge.observation import Observation
 
 if TYPE_CHECKING:
     from tritonforge.loop import EngineLoop
 
-STALL_VARIABLE = "TRITONFORGE_STALL_TIMEOUT_S"
-"""Environment variable of tritonserver and its stubs: seconds after which a step is hung, see HUNG_S."""
 LOOK_S = 0.25
 STALLED_S = 3.0
 """A step that takes longer makes the service not ready; it is again when the step ends after all."""
-HUNG_S = 30.0
-"""One that takes so long is not waited for: the supervisor replaces the server."""
 SETTLE_S = 1.0
 """The queue counts as full until nobody was refused for so long."""
 REASONS = ("queue_full", "stalled", "draining", "failed")
@@ -32,12 +29,18 @@ log = logging.getLogger(__name__)
 
 
 class Health:
-    """Looks at the loop; `reasons` says why it is not ready, in words, and is empty while it is."""
+    """Looks at the loop; `reasons` says why it is not ready, in words, and is empty while it is.
+
+    A step that takes `stall_timeout_s` is not waited for any longer: `on_hung` is told, by default the supervisor,
+    which replaces the server.
+    """
 
     def __init__(
         self,
         loop: "EngineLoop",
         on_hung: Callable[[str], None] | None = None,
+        *,
+        stall_timeout_s: float | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.reasons: dict[str, str] = {}
@@ -45,7 +48,7 @@ class Health:
         self.seen_s = int(self.started_s)
         self._loop, self._clock_ns = loop, clock_ns
         self._on_hung = on_hung or tell_supervisor
-        self._hung_ns = int(float(os.environ.get(STALL_VARIABLE, HUNG_S)) * 1e9)
+        self._hung_ns = int((stall_timeout_s or Observation().stall_timeout_s) * 1e9)
         self._told_hung = False
         self._not_ready_since_ns: int | None = None
         self._refused, self._refused_ns = 0, -int(SETTLE_S * 1e9)

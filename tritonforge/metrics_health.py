@@ -12,6 +12,7 @@ RESTART_CAUSES = (
     "server_ended",
     "stub_died",
     "stub_halted",
+    "server_halted",
     "step_hung",
     "release_changed",
     "load_failed",

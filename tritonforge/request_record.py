@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 from tritonforge.errors import DeadlineExceeded, EngineFailure, InvalidRequest, Overloaded, TritonForgeError
 from tritonforge.generate_request import GenerateRequest
+from tritonforge.probe import PROBE_TENANT
 from tritonforge.timeline import Timeline
-
-PROBE_TENANT = "tritonforge-probe"
-"""Whose requests ask whether the service is alive: no user's, so they are not among the requests that are counted."""
 
 ERROR = "error"
 REASONS = ("stop", "length", "cancelled", ERROR)

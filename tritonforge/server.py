@@ -3,19 +3,27 @@
 It opens the release, claims the ports and hands the rest to the supervisor. It knows no terminal and no signals.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from tritonforge.client import connect, generate, infer_request
+from tritonforge.control_socket import ControlSocket
 from tritonforge.errors import EngineFailure
+from tritonforge.model_control import new_key
+from tritonforge.observation import Observation
 from tritonforge.ports import LOOPBACK, Ports, reachable
+from tritonforge.probe import Condition, Target, generate_token
 from tritonforge.release import Release
+from tritonforge.release_commands import CommandTable
+from tritonforge.rollout import GRACE_S, Rollout
+from tritonforge.rollout_state import RolloutState
+from tritonforge.running_server import RunningServer
 from tritonforge.shared_memory import sweep
+from tritonforge.state_file import control_path, remove_state, state_path, sweep_states, write_state
 from tritonforge.supervisor import RestartPolicy, State, Supervisor
 from tritonforge.triton_install import find_triton
 from tritonforge.triton_process import ServerConfig
 
-PROBE_MODEL = "llm"
 PROBE_TIMEOUT_S = 60.0
 STARTUP_TIMEOUT_S = 180.0
 DRAIN_TIMEOUT_S = 30.0
@@ -41,14 +49,31 @@ class Server:
         histogram_buckets: Path | None = None,
         tritonserver: Path | None = None,
         policy: RestartPolicy | None = None,
+        observe: Observation | None = None,
+        state: Path | None = None,
+        route_grace_s: float = GRACE_S,
     ) -> None:
-        self.release = Release.open(release)
-        install = find_triton(tritonserver)
+        """`state` is a folder that remembers promotions; without one a new Server starts with `release`.
+
+        `route_grace_s` is how long a version stays loaded when the route no longer leads to it.
+        """
+        kept = RolloutState(Release.open(release), state)
+        install, key = find_triton(tritonserver), new_key()
         self.ports = (ports or Ports(0, 0, 0)).claim(address)
         self.host = reachable(address)
+        self._running = RunningServer(self.grpc_url, key, startup_timeout_s)
+        self._rollout = Rollout(kept, self._running, grace_s=route_grace_s)
         config = ServerConfig(
-            self.release.model_repository, self.ports, address, drain_timeout_s, log_file, histogram_buckets
+            self._rollout.compose,
+            self.ports,
+            address,
+            drain_timeout_s,
+            key,
+            log_file,
+            histogram_buckets,
+            replace(observe or Observation(), log_control=control_path(self.ports.http)),
         )
+        self._state_path = state_path(self.ports.http)
         self._timeout_s = startup_timeout_s + PROBE_TIMEOUT_S
         self._stop_timeout_s = drain_timeout_s + CLOSE_S
         self._supervisor = Supervisor(
@@ -57,7 +82,21 @@ class Server:
             self._generate_one_token,
             startup_timeout_s=startup_timeout_s,
             policy=policy,
+            releases=self._rollout.releases,
+            tell=self._tell,
         )
+        self._running.supervisor = self._supervisor
+        self._control: ControlSocket | None = None
+
+    @property
+    def release(self) -> Release:
+        """The stable release; a promotion changes it."""
+        return self._rollout.release
+
+    @property
+    def rollout(self) -> Rollout:
+        """Its commands try, promote and take back releases."""
+        return self._rollout
 
     @property
     def grpc_url(self) -> str:
@@ -95,6 +134,8 @@ class Server:
     def start(self) -> "Server":
         """Start and wait until one token was really generated; raises what made it fail."""
         sweep()
+        sweep_states()
+        self._control = ControlSocket(self.ports.grpc, CommandTable(self._rollout))
         self._supervisor.start()
         try:
             self.wait_for(State.SERVING, State.STOPPED, timeout_s=self._timeout_s)
@@ -120,6 +161,9 @@ class Server:
 
     def stop(self, *, force: bool = False) -> None:
         """Drain and stop: new requests are refused, running ones finish within the drain timeout. Idempotent."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
         if self._supervisor.is_alive():
             self.ask_stop(force=force)
             self._supervisor.join(self._stop_timeout_s)
@@ -133,5 +177,13 @@ class Server:
         self.stop()
 
     def _generate_one_token(self) -> None:
-        with connect(self.grpc_url) as channel:
-            generate(channel, infer_request(PROBE_MODEL, text="Hello", max_tokens=1), PROBE_TIMEOUT_S)
+        verdict = generate_token(Target(self.http_url, self.metrics_url), PROBE_TIMEOUT_S)
+        if verdict.condition is not Condition.READY:
+            raise EngineFailure(verdict.cause)
+
+    def _tell(self, state: State, cause: str) -> None:
+        """Have the probe know what the supervisor does."""
+        if state in (State.STOPPED, State.FAILED):
+            remove_state(self._state_path)
+        else:
+            write_state(self._state_path, state.value, cause)

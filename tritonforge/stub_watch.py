@@ -1,16 +1,17 @@
 """Notices a Python stub that halts while its server goes on: it has not ended, so nobody else does anything about it.
 
-Triton then answers every request for its model with an error, for good (seen with 2.51). The supervisor asks once a
-second; the process table is all that is looked at, so no request and no counter shows it.
+Triton then answers every request for its model with an error, for good (seen with 2.51). A server that halts while its
+stubs go on answers nobody. The supervisor asks twice a second; the process table is all that is looked at, so no
+request and no counter shows it.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 
-LOOK_S = 1.0
+LOOK_S = 0.5
 """How often to look."""
-HALTED_S = 4.0
-"""How long a stub may halt: Triton itself has given it up after a second."""
+HALTED_S = 2.0
+"""How long a process may halt: Triton itself has given a stub up after a second."""
 
 
 class HaltWatch:
@@ -20,14 +21,14 @@ class HaltWatch:
         self._server, self._stubs = server, tuple(stubs)
         self._since: dict[int, float] = {}
 
-    def look(self, now: float) -> str | None:
-        """What is wrong at `now` (monotonic seconds), in words; None while nothing is."""
-        running = not is_halted(self._server)
-        for pid in self._stubs:
-            if not (running and is_halted(pid)):
+    def look(self, now: float) -> int | None:
+        """The process that has halted while the others go on, at `now` (monotonic seconds); None while none has."""
+        halted = {pid: is_halted(pid) for pid in (self._server, *self._stubs)}
+        for pid in halted:
+            if not halted[pid] or all(halted.values()) or (pid != self._server and halted[self._server]):
                 self._since.pop(pid, None)
             elif now - self._since.setdefault(pid, now) >= HALTED_S:
-                return f"the Python stub of pid {pid} has halted"
+                return pid
         return None
 
 

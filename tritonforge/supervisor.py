@@ -6,18 +6,21 @@ an error at once, its ports are closed until the next one serves. `Server` talks
 
 import contextlib
 import enum
+import json
 import logging
-import os
 import select
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tritonforge.errors import EngineFailure, TritonForgeError
-from tritonforge.stub_watch import LOOK_S, HaltWatch
+from tritonforge.errors import EngineFailure, Overloaded, TritonForgeError
+from tritonforge.metrics_health import RESTARTS_VARIABLE
+from tritonforge.release import Release
+from tritonforge.server_watch import Cause, ServerWatch, cause_of_end, watch_stubs
+from tritonforge.stub_watch import LOOK_S
 from tritonforge.triton_install import TritonInstall
 from tritonforge.triton_process import ServerConfig, TritonProcess
 
@@ -25,6 +28,7 @@ log = logging.getLogger("tritonforge.server")
 POLL_S = 0.05
 UNLOAD_S = 5.0
 """What the server gets on top of the drain timeout to unload its models; Triton looks at them once a second."""
+RENEW_S = 10.0
 EXIT_S = 2.0
 """What it gets to exit once its stubs are gone. Sometimes it never does: it keeps waiting for the ensemble (seen)."""
 
@@ -75,7 +79,10 @@ class Supervisor(threading.Thread):
         *,
         startup_timeout_s: float,
         policy: RestartPolicy | None = None,
+        releases: Callable[[], Sequence[Release]] = tuple,
+        tell: Callable[[State, str], None] = lambda state, cause: None,
     ) -> None:
+        """`releases` are those that are served now; `tell` is told each new state and what led to it."""
         super().__init__(name="supervisor", daemon=True)
         self.error: TritonForgeError | None = None
         self.process: TritonProcess | None = None
@@ -84,12 +91,16 @@ class Supervisor(threading.Thread):
         self._install, self._config, self._probe = install, config, probe
         self._startup_timeout_s = startup_timeout_s
         self._policy = policy or RestartPolicy()
+        self._releases, self._tell = releases, tell
+        self._restarts: Counter[str] = Counter()
         self._stop_asked, self._force_asked = threading.Event(), threading.Event()
+        self._renew_asked, self._renewed = threading.Event(), threading.Event()
         self._wake, self._wake_sender = socket.socketpair()
 
     def run(self) -> None:
         """Serve until asked to stop or until the restart policy gives up; leave nothing behind."""
         try:
+            self._enter(State.STARTING)
             while not self._stop_asked.is_set():
                 self._serve_once()
         except TritonForgeError as error:
@@ -102,7 +113,7 @@ class Supervisor(threading.Thread):
                 self.process.close()
             self._wake.close()
             self._wake_sender.close()
-            self._enter(State.STOPPED if self.error is None else State.FAILED)
+            self._enter(State.STOPPED if self.error is None else State.FAILED, str(self.error or ""))
 
     def ask_stop(self, *, force: bool = False) -> None:
         """Begin to drain, or with `force` stop at once. Returns immediately; may be called from a signal handler."""
@@ -111,14 +122,23 @@ class Supervisor(threading.Thread):
             self._force_asked.set()
         self._nudge()
 
+    def renew_watch(self) -> None:
+        """Watch what is served now instead of what was, and return when that is so: versions came or are to go."""
+        self._renewed.clear()
+        self._renew_asked.set()
+        self._nudge()
+        if not self._renewed.wait(RENEW_S):
+            raise Overloaded(f"the server is {self.state.value}")
+
     def _serve_once(self) -> None:
         """One life of a server: start, serve, and either drain because it was asked, or die and wait to return."""
         first = self.state is State.STARTING
-        self.process = process = TritonProcess(self._install, self._config)
+        restarts = {RESTARTS_VARIABLE: json.dumps(self._restarts)}
+        self.process = process = TritonProcess(self._install, self._config, restarts)
         stubs: dict[int, int] = {}
         try:
             self._await_ready(process)
-            stubs |= {pidfd: pid for pid in process.stub_pids() if (pidfd := _open_pidfd(pid)) is not None}
+            watch_stubs(stubs, process.lasting_stub_pids())
             cause = self._serve(process, stubs)
             if self._stop_asked.is_set():
                 self._drain(process, stubs)
@@ -126,10 +146,9 @@ class Supervisor(threading.Thread):
         except EngineFailure as error:
             if first:
                 raise
-            cause = str(error)
+            cause = Cause("load_failed", str(error))
         finally:
-            for pidfd in stubs:
-                os.close(pidfd)
+            watch_stubs(stubs, ())
         self._replace(process, cause)
 
     def _await_ready(self, process: TritonProcess) -> None:
@@ -143,17 +162,22 @@ class Supervisor(threading.Thread):
                 raise EngineFailure(f"{process.failure()} (waited {self._startup_timeout_s:g} s)")
         process.note_backend_folder()
 
-    def _serve(self, process: TritonProcess, stubs: dict[int, int]) -> str:
-        """Serve until the server or a stub dies or a stop is asked for; say which. EngineFailure without a token."""
+    def _serve(self, process: TritonProcess, stubs: dict[int, int]) -> Cause:
+        """Serve until the server must be replaced or a stop is asked for; say why. EngineFailure without a token."""
         self._await_token(process, stubs)
         if not self._stop_asked.is_set():
             self._enter(State.SERVING)
         ended: set[int] = set()
-        watch, halted = HaltWatch(process.pid, stubs.values()), None
-        while not ended and not halted and not self._stop_asked.is_set():
+        watch, cause = ServerWatch(process, stubs.values(), self._releases()), None
+        while not ended and cause is None and not self._stop_asked.is_set():
+            if self._renew_asked.is_set():
+                self._renew_asked.clear()
+                watch_stubs(stubs, process.lasting_stub_pids())
+                watch = ServerWatch(process, stubs.values(), self._releases())
+                self._renewed.set()
             ended = self._wait((process.pidfd, *stubs), LOOK_S)
-            halted = watch.look(time.monotonic())
-        return _cause(process, stubs, ended) if ended or not halted else halted
+            cause = watch.look(time.monotonic())
+        return cause_of_end(process, stubs, ended) if ended or cause is None else cause
 
     def _await_token(self, process: TritonProcess, stubs: dict[int, int]) -> None:
         """Wait until one token was generated or a stop is asked for. The probe has a thread: deaths are seen."""
@@ -171,13 +195,14 @@ class Supervisor(threading.Thread):
         while not outcome and not self._stop_asked.is_set():
             ended = self._wait((process.pidfd, *stubs))
             if ended:
-                raise EngineFailure(f"before the first token, {_cause(process, stubs, ended)}")
+                raise EngineFailure(f"before the first token, {cause_of_end(process, stubs, ended)}")
         if outcome and outcome[0] is not None:
             raise EngineFailure(f"the first token could not be generated: {outcome[0]}") from outcome[0]
 
     def _drain(self, process: TritonProcess, stubs: dict[int, int]) -> None:
         """Let the running requests finish and Triton exit; what is left when its time is over is killed."""
         self._enter(State.DRAINING)
+        watch_stubs(stubs, process.stub_pids())  # streams of a retired version finish as well
         process.drain()
         deadline = time.monotonic() + self._config.drain_timeout_s + UNLOAD_S
         watched, drained = {process.pidfd, *stubs}, False
@@ -189,9 +214,10 @@ class Supervisor(threading.Thread):
                 stubs, deadline = {}, min(deadline, time.monotonic() + EXIT_S)
         process.close()
 
-    def _replace(self, process: TritonProcess, cause: str) -> None:
+    def _replace(self, process: TritonProcess, cause: Cause) -> None:
         """Remove a dead server, wait as the policy says, or give up with EngineFailure."""
-        self._enter(State.RESTARTING)
+        self._restarts[cause.kind] += 1
+        self._enter(State.RESTARTING, cause.text)
         delay = self._policy.delay_after_death(time.monotonic())
         process.close()
         if delay is None:
@@ -215,22 +241,9 @@ class Supervisor(threading.Thread):
         with contextlib.suppress(OSError):  # the thread has ended already
             self._wake_sender.send(b"x")
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: State, cause: str = "") -> None:
+        with contextlib.suppress(OSError):  # a full disk must not stop the service
+            self._tell(state, cause)
         with self.changed:
             self.state = state
             self.changed.notify_all()
-
-
-def _cause(process: TritonProcess, stubs: dict[int, int], ended: set[int]) -> str:
-    """Which process died, in words; `stubs` maps a pidfd to its pid, `ended` are pidfds (none: nothing died)."""
-    if process.pidfd in ended:
-        return f"tritonserver (pid {process.pid}) ended with code {process.exit_code()}"
-    pids = ", ".join(str(stubs[pidfd]) for pidfd in ended)
-    return f"the Python stub of pid {pids} died" if pids else "a stop was asked for"
-
-
-def _open_pidfd(pid: int) -> int | None:
-    """A file descriptor that becomes readable when the process ends; None when it has ended already."""
-    with contextlib.suppress(ProcessLookupError):
-        return os.pidfd_open(pid)
-    return None

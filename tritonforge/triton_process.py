@@ -14,12 +14,15 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tritonforge.drain import VARIABLE, DrainFile
 from tritonforge.errors import EngineFailure
+from tritonforge.health import stall_file
+from tritonforge.model_control import restrictions
+from tritonforge.observation import Observation
 from tritonforge.ports import Ports, reachable
 from tritonforge.recorder import VARIABLE as BUCKETS_VARIABLE
 from tritonforge.shared_memory import FAMILY, SharedMemory
@@ -32,6 +35,8 @@ if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])"""
 """Asks the kernel for SIGKILL when the parent thread dies (PR_SET_PDEATHSIG), then becomes the server."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs of this machine, whatever proxy the environment names."""
+_FORWARD_TRACEPARENT = tuple(f"--{api}-header-forward-pattern=(?i)traceparent" for api in ("http", "grpc"))
+"""Makes a parameter of the header by which services hand on a trace."""
 _LOAD_ERROR = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<cause>.*)\"")
 _CONFIG_ERROR = re.compile(r"Poll failed for model directory '(?P<model>[^']+)': (?P<cause>.*?)\"?$", re.MULTILINE)
 _PARSE_ERROR = re.compile(r"Error parsing text-format inference\.ModelConfig: (?P<cause>.*)$", re.MULTILINE)
@@ -40,19 +45,32 @@ _FATAL = re.compile(r"^error: (?P<cause>.*)$|^E\d{4} .*?\] \"?(?P<logged>.*?)\"?
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What one tritonserver is started with; `drain_timeout_s` is what running requests get after SIGTERM."""
+    """What one tritonserver is started with.
 
-    model_repository: Path
+    `compose` makes the model repository in the server's run folder and returns it. `drain_timeout_s` is what running
+    requests get after SIGTERM. `key` opens the APIs that are closed to clients.
+    """
+
+    compose: Callable[[Path], Path]
     ports: Ports
     address: str
     drain_timeout_s: float
+    key: str = field(repr=False)
     log_file: Path | None = None
     histogram_buckets: Path | None = None
+    observe: Observation = field(default_factory=Observation)
 
-    def arguments(self, shm_prefix: str) -> Sequence[str]:
-        """The server's command line, without the binary and its backend folder."""
+    def arguments(self, model_repository: Path, shm_prefix: str) -> Sequence[str]:
+        """The server's command line, without the binary and its backend folder.
+
+        Readiness is that of the server: a version that loads, drains or failed to load says nothing of the others.
+        """
         return (
-            f"--model-repository={self.model_repository}",
+            f"--model-repository={model_repository}",
+            "--model-control-mode=explicit",
+            "--load-model=*",
+            "--strict-readiness=false",
+            *restrictions(self.key),
             f"--grpc-address={self.address}",
             f"--grpc-port={self.ports.grpc}",
             f"--http-address={self.address}",
@@ -62,13 +80,17 @@ class ServerConfig:
             f"--exit-timeout-secs={max(1, round(self.drain_timeout_s))}",
             f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
             "--disable-auto-complete-config",
+            *(_FORWARD_TRACEPARENT if self.observe.otlp_endpoint else ()),
         )
 
 
 class TritonProcess:
     """A running tritonserver. The thread that creates it must outlive it: its death kills the server."""
 
-    def __init__(self, install: TritonInstall, config: ServerConfig) -> None:
+    def __init__(
+        self, install: TritonInstall, config: ServerConfig, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it; `environment` has variables that it and its stubs get beside those of this process."""
         self.config = config
         self._run_dir = Path(tempfile.mkdtemp(prefix=FAMILY))
         self._memory = SharedMemory(self._run_dir)
@@ -76,10 +98,12 @@ class TritonProcess:
         self._backend_folder: Path | None = None
         self.log_file = config.log_file or self._run_dir / "server.log"
         self._drain_file = DrainFile(self._run_dir / "drain")
-        buckets = (
-            {} if config.histogram_buckets is None else {BUCKETS_VARIABLE: str(config.histogram_buckets.absolute())}
-        )
-        arguments = [*install.lay_out(self._run_dir), *config.arguments(self._memory.prefix)]
+        variables = {**(environment or {}), **config.observe.environment(), VARIABLE: str(self._run_dir / "drain")}
+        if config.histogram_buckets is not None:
+            variables[BUCKETS_VARIABLE] = str(config.histogram_buckets.absolute())
+        self._retired: frozenset[int] = frozenset()
+        repository = config.compose(self._run_dir)
+        arguments = [*install.lay_out(self._run_dir), *config.arguments(repository, self._memory.prefix)]
         with open(self.log_file, "ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
@@ -87,7 +111,7 @@ class TritonProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=install.environment(self._run_dir) | {VARIABLE: str(self._run_dir / "drain"), **buckets},
+                env=install.environment(self._run_dir) | variables,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor only, which drains
             )
         self.pidfd = os.pidfd_open(self._process.pid)
@@ -113,6 +137,14 @@ class TritonProcess:
     def stub_pids(self) -> list[int]:
         """Process ids of the Python stubs, found by our region names on their command lines: so also when orphaned."""
         return [pid for pid in _pids() if self._memory.prefix in (line := _command(pid)) and STUB in line]
+
+    def retire(self, version: int) -> None:
+        """Expect the stubs of a version to end: its models are about to be unloaded."""
+        self._retired |= {version}
+
+    def lasting_stub_pids(self) -> list[int]:
+        """Process ids of the stubs whose end is a death: all but those of retired versions."""
+        return [pid for pid in self.stub_pids() if not any(f"/{n}/model.py" in _command(pid) for n in self._retired)]
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines that this server wrote."""
@@ -142,8 +174,15 @@ class TritonProcess:
 
     @property
     def drained(self) -> bool:
-        """True once the decoder has handed over every answer. A decoder that does not say so is never drained."""
-        return self._drain_file.done
+        """True once every decoder has handed over its answers. One that does not say so is never drained."""
+        return self._drain_file.done([pid for pid in self.stub_pids() if "/decoder/" in _command(pid)])
+
+    def hung(self) -> str | None:
+        """What the decoder says of a step that hangs; None while none does."""
+        try:
+            return stall_file(self._run_dir / "drain").read_text(encoding="utf-8")
+        except OSError:
+            return None
 
     def note_backend_folder(self) -> None:
         """Remember the folder that the Python backend made in /tmp. Called when the server has just become ready."""

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tritonforge.health import HUNG_S, SETTLE_S, STALLED_S, Health
+from tritonforge.health import SETTLE_S, STALLED_S, Health
 from tritonforge.step_meter import StepMeter
 
 SECOND = 10**9
@@ -31,7 +31,7 @@ def watched():
     clock, hung = Clock(), []
     scheduler = SimpleNamespace(num_running=1, num_waiting=0, num_refused=Refused(), waiting=SimpleNamespace(usage=0.0))
     loop = SimpleNamespace(meter=StepMeter(clock), scheduler=scheduler, refusal=None, failed=False)
-    health = Health(loop, hung.append, clock)
+    health = Health(loop, hung.append, stall_timeout_s=30.0, clock_ns=clock)
     return SimpleNamespace(clock=clock, hung=hung, loop=loop, health=health, reasons=lambda: look(health))
 
 
@@ -59,7 +59,7 @@ def test_a_slow_step_is_not_ready_until_it_ends(watched):
 def test_a_step_that_hangs_is_told_to_the_supervisor_once(watched):
     watched.loop.meter.begin()
     for _ in range(4):
-        watched.clock.forward(HUNG_S / 3)
+        watched.clock.forward(30.0 / 3)
         watched.health.look()
     assert len(watched.hung) == 1 and "1 requests running" in watched.hung[0]
 

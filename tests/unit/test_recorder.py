@@ -15,8 +15,9 @@ from tritonforge.errors import (
 )
 from tritonforge.generate_request import GenerateRequest
 from tritonforge.metrics import DEFAULT_BUCKETS, FAMILIES
+from tritonforge.probe import PROBE_TENANT
 from tritonforge.recorder import MOST_TENANTS, OTHER_TENANTS, VARIABLE, Recorder, load_buckets
-from tritonforge.request_record import PROBE_TENANT, RequestRecord, rejection
+from tritonforge.request_record import RequestRecord, rejection
 from tritonforge.timeline import Timeline
 
 STATISTICS = {

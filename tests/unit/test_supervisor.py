@@ -1,5 +1,6 @@
 """The supervisor with a stand-in for tritonserver: what it does when a process dies, hangs or is stopped."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from tritonforge import stub_watch
 from tritonforge import supervisor as module
 from tritonforge.errors import EngineFailure, Overloaded
+from tritonforge.metrics_health import RESTARTS_VARIABLE
 from tritonforge.supervisor import RestartPolicy, State, Supervisor
 
 PROGRAM = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print(flush=True); time.sleep(60)"
@@ -23,8 +25,10 @@ class Standin:
 
     made: list["Standin"]
     ready = True
+    says_hung = None
 
-    def __init__(self, install, config):
+    def __init__(self, install, config, environment):
+        self.environment = environment
         self.server, self.stub = (self._start() for _ in range(2))
         self.pid, self.pidfd = self.server.pid, os.pidfd_open(self.server.pid)
         self.closed = self.drained = False
@@ -43,6 +47,12 @@ class Standin:
 
     def stub_pids(self):
         return [self.stub.pid]
+
+    def hung(self):
+        return self.says_hung
+
+    def lasting_stub_pids(self):
+        return self.stub_pids()
 
     def failure(self):
         return EngineFailure("no luck")
@@ -69,9 +79,9 @@ def start(monkeypatch):
     monkeypatch.setattr(module, "TritonProcess", Standin)
     started = []
 
-    def start(probe=lambda: None, policy=None, startup_timeout_s=10.0):
+    def start(probe=lambda: None, policy=None, startup_timeout_s=10.0, **more):
         config = SimpleNamespace(drain_timeout_s=1.0)
-        supervisor = Supervisor(None, config, probe, startup_timeout_s=startup_timeout_s, policy=policy)
+        supervisor = Supervisor(None, config, probe, startup_timeout_s=startup_timeout_s, policy=policy, **more)
         started.append(supervisor)
         supervisor.start()
         return supervisor
@@ -129,9 +139,39 @@ def test_a_server_that_halts_with_its_stubs_is_not_dead():
         server.send_signal(signal.SIGCONT)
         os.waitid(os.P_PID, server.pid, os.WCONTINUED)
         assert watch.look(200.0) is None, "it may follow soon"
-        assert watch.look(200.0 + stub_watch.HALTED_S) == f"the Python stub of pid {stub.pid} has halted"
+        assert watch.look(200.0 + stub_watch.HALTED_S) == stub.pid
         for process in (server, stub):
             process.kill()
+
+
+def test_a_server_that_halts_while_its_stubs_go_on_is_dead():
+    with subprocess.Popen(["sleep", "60"]) as server, subprocess.Popen(["sleep", "60"]) as stub:
+        watch = stub_watch.HaltWatch(server.pid, [stub.pid])
+        server.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED)
+        assert watch.look(0.0) is None and watch.look(stub_watch.HALTED_S) == server.pid
+        for process in (server, stub):
+            process.kill()
+
+
+def test_a_decoder_that_says_it_hangs_is_replaced_and_the_next_server_is_told_why(start, monkeypatch):
+    """Wrong: a hung engine would answer nobody until a person looks, and the metrics would not say what happened."""
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    told = []
+    supervisor = start(tell=lambda state, cause: told.append((state, cause)))
+    wait_served(supervisor, 1)
+    Standin.made[0].says_hung = "a step has taken 30.0 s"
+    wait_served(supervisor, 2)
+    assert Standin.made[0].closed
+    assert (State.RESTARTING, "the engine hangs: a step has taken 30.0 s") in told
+    assert [json.loads(one.environment[RESTARTS_VARIABLE]) for one in Standin.made] == [{}, {"step_hung": 1}]
+
+
+def test_a_state_that_cannot_be_told_stops_nothing(start):
+    def tell(state, cause):
+        raise OSError("no space left on device")
+
+    wait_for(start(tell=tell), State.SERVING)
 
 
 def test_too_many_deaths_are_a_failure_that_says_what_died(start):

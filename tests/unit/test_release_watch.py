@@ -1,0 +1,69 @@
+"""A release that changes while it is served: what was tampered with is named, what was only touched is not."""
+
+import os
+import shutil
+import time
+
+import pytest
+
+from tritonforge import release_watch
+from tritonforge.release import write_manifest
+from tritonforge.release_watch import ReleaseWatch
+
+
+@pytest.fixture
+def release(tmp_path, monkeypatch):
+    monkeypatch.setattr(release_watch, "LOOK_S", 0.0)
+    root = tmp_path / "release"
+    root.mkdir()
+    for name in ("model.bin", "tokenizer.json"):
+        (root / name).write_bytes(b"x" * 100)
+    return write_manifest(root, name="test")
+
+
+def look(watch: ReleaseWatch, timeout_s: float = 10.0) -> str | None:
+    """What is found once the watch has read what it wants to read."""
+    watch.look(time.monotonic())
+    if watch._reading is not None:
+        watch._reading.join(timeout_s)
+    return watch.look(time.monotonic())
+
+
+def test_a_release_that_stays_as_it_is_costs_no_reading(release):
+    watch = ReleaseWatch([release])
+    assert look(watch) is None and watch._reading is None
+
+
+def test_a_changed_byte_is_found_and_its_file_named(release):
+    watch = ReleaseWatch([release])
+    file = release.root / "model.bin"
+    file.write_bytes(b"y" + b"x" * 99)
+    os.utime(file, ns=(1, 1))
+    assert look(watch) == f"model.bin of {release.root} was changed while it was served"
+
+
+def test_a_removed_file_is_found(release):
+    watch = ReleaseWatch([release])
+    (release.root / "tokenizer.json").unlink()
+    assert look(watch) == f"tokenizer.json of {release.root} was removed while it was served"
+
+
+def test_a_file_that_was_only_touched_is_as_good_as_before(release):
+    """Wrong: a backup program would end every stream."""
+    watch = ReleaseWatch([release])
+    os.utime(release.root / "model.bin", ns=(1, 1))
+    assert look(watch) is None
+    assert look(watch) is None
+
+
+def test_another_release_in_its_place_is_none_of_our_business(release, tmp_path):
+    """Wrong: building a release anew would end the streams of the server that has loaded the one before."""
+    watch = ReleaseWatch([release])
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / "model.bin").write_bytes(b"z")
+    (new / "tokenizer.json").write_bytes(b"z")
+    write_manifest(new, name="test")
+    shutil.rmtree(release.root)
+    new.rename(release.root)
+    assert look(watch) is None

@@ -1,0 +1,93 @@
+"""What the supervisor is doing, in a file that the probe reads: from outside a server that starts looks dead, for both
+have closed ports. Standard library only.
+
+The file lies in the temporary folder, under the HTTP port, and goes with its supervisor.
+"""
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+FAMILY = "tritonforge-state-"
+CONTROL_FAMILY = "tritonforge-log-"
+
+
+@dataclass(frozen=True)
+class Told:
+    """A supervisor's last word: its state, why it came to that ("" for nothing special), and since when (Unix time)."""
+
+    state: str
+    cause: str
+    since_s: float
+    pid: int
+    born: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether the supervisor that said it still runs."""
+        return birth(self.pid) == self.born
+
+
+def state_path(http_port: int) -> Path:
+    """Where the supervisor of the server with this HTTP port tells its state."""
+    return Path(tempfile.gettempdir()) / f"{FAMILY}{http_port}.json"
+
+
+def control_path(http_port: int) -> Path:
+    """Where the logging of the server with this HTTP port is changed."""
+    return Path(tempfile.gettempdir()) / f"{CONTROL_FAMILY}{http_port}.json"
+
+
+def write_state(path: Path, state: str, cause: str = "") -> None:
+    """Tell that this process is in `state` now; a reader sees the old word or the new one, whole."""
+    pid = os.getpid()
+    word = {"state": state, "cause": cause, "since_s": time.time(), "pid": pid, "born": birth(pid)}
+    partial = path.with_suffix(f".{pid}")
+    partial.write_text(json.dumps(word), encoding="utf-8")
+    partial.rename(path)
+
+
+def read_state(path: Path) -> Told | None:
+    """What was told last; None when nobody has told anything."""
+    try:
+        return Told(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def remove_state(path: Path) -> None:
+    """Forget it, unless another process has told something there since."""
+    told = read_state(path)
+    if told is not None and told.pid == os.getpid():
+        _unlink(path)
+
+
+def sweep_states() -> None:
+    """Remove what supervisors left that were killed."""
+    folder = Path(tempfile.gettempdir())
+    for path in folder.glob(f"{FAMILY}*.json"):
+        told = read_state(path)
+        if told is None or not told.alive:
+            _unlink(path)
+
+
+def _unlink(path: Path) -> None:
+    """Remove a state file, and what changes the logging of the same server."""
+    control = path.with_name(path.name.replace(FAMILY, CONTROL_FAMILY))
+    for file in (path, control):
+        with contextlib.suppress(OSError):  # there is none, it is another user's, or swept meanwhile
+            file.unlink()
+
+
+def birth(pid: int) -> int:
+    """When a process was started, in clock ticks since boot; 0: there is none. It gives away a reused process id."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    fields = stat.rsplit(")", 1)[1].split()
+    return 0 if fields[0] == "Z" else int(fields[19])
