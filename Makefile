@@ -9,7 +9,8 @@ demo: environment environment-build
 
 test: release lint
 	$(MAKE) --jobs=2 --output-sync test-library test-build
-	.venv/bin/python -m pytest --durations=10 -m "not slow" tests/golden tests/server tests/slo
+	.venv/bin/python -m pytest --durations=10 -m "not slow" tests/golden tests/server tests/gateway
+	.venv/bin/python -m pytest --durations=10 -m "not slow" --numprocesses=2 --dist=loadfile tests/slo
 
 test-library: environment
 	.venv/bin/python -m pytest tests/unit tests/property tests/simulation tests/repository
@@ -19,7 +20,7 @@ test-build: environment-build
 
 test-slow: release
 	.venv-build/bin/python build/release.py --recipe smollm2-135m-onnxruntime
-	.venv/bin/python -m pytest -m slow tests/golden tests/server
+	.venv/bin/python -m pytest -m slow tests/golden tests/server tests/slo tests/gateway
 	.venv-build/bin/python -m pytest -s -m slow tests/build
 
 gpu-check: environment-build

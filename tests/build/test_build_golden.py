@@ -46,7 +46,10 @@ def sharpen(model) -> None:
             weight.mul_(4.0)
 
 
-@pytest.fixture(scope="module", params=TOLERANCE)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name == REAL else []) for name in TOLERANCE],
+)
 def case(request, tmp_path_factory) -> Case:
     """A model with its export."""
     if request.param == REAL:

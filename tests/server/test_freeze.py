@@ -31,7 +31,7 @@ from loadtests.schedule import build_schedule  # noqa: E402
 from tritonforge.client import generate, infer_request  # noqa: E402
 from tritonforge.supervisor import State  # noqa: E402
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 FREEZE_S = 2.0
 CHANGES = (
