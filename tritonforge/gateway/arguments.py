@@ -16,6 +16,8 @@ def add_parsers(commands: Any) -> None:
     command.add_argument("--config", type=Path, help="gateway.toml: tenants and limits")
     command.add_argument("--address", default="127.0.0.1", help="the address to bind to (default: %(default)s)")
     command.add_argument("--port", type=int, default=8080, help="0: a free one (default: %(default)s)")
+    drain = "seconds that open streams have to end after a signal (default: %(default)g)"
+    command.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help=drain)
     command.set_defaults(run=_gateway)
     command = commands.add_parser("keys", help="create, revoke or list API keys of the gateway")
     actions = command.add_subparsers(required=True, metavar="action", dest="action")

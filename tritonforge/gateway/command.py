@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,6 @@ from tritonforge.release import Release
 MODEL_WITHOUT_RELEASE = "llm"
 UNREAD_S = 60
 """The kernel ends a connection whose client has taken nothing of what was written for so long."""
-DRAIN_S = 30
 
 
 class Protocol(HttpToolsProtocol):
@@ -57,7 +57,7 @@ def gateway(arguments: argparse.Namespace) -> int:
         listener = stack.enter_context(listen(arguments.address, arguments.port))
         url = arguments.triton or stack.enter_context(_served(arguments.release))
         info = model_info(arguments.release, arguments.model)
-        asyncio.run(_serve(config, keys, info, url, listener))
+        asyncio.run(_serve(config, keys, info, url, listener, arguments.drain_timeout))
     return 0
 
 
@@ -72,11 +72,17 @@ def model_info(release: Path | None, name: str | None) -> ModelInfo:
 
 
 async def _serve(
-    config: GatewayConfig, keys: KeyStore | None, info: ModelInfo, url: str, listener: socket.socket
+    config: GatewayConfig,
+    keys: KeyStore | None,
+    info: ModelInfo,
+    url: str,
+    listener: socket.socket,
+    drain_timeout_s: float,
 ) -> None:
     host, port = listener.getsockname()[:2]
     print(f"gateway of {info.name}\n  API      http://{host}:{port}/v1\nCtrl-C drains and stops.", flush=True)
-    await http_server(make_edge(config, keys, SingleRouter(info, TritonBackend(url)))).serve(sockets=[listener])
+    edge = make_edge(config, keys, SingleRouter(info, TritonBackend(url)))
+    await http_server(edge, drain_timeout_s).serve(sockets=[listener])
 
 
 def make_edge(config: GatewayConfig, keys: KeyStore | None, router: Router) -> Edge:
@@ -85,8 +91,8 @@ def make_edge(config: GatewayConfig, keys: KeyStore | None, router: Router) -> E
     return Edge(config, keys, Quota(open_storage(storage)), open_leases(storage), router)
 
 
-def http_server(edge: Edge) -> uvicorn.Server:
-    """uvicorn, set up to serve `edge`."""
+def http_server(edge: Edge, drain_timeout_s: float = 5.0) -> uvicorn.Server:
+    """uvicorn, set up to serve `edge`; streams have `drain_timeout_s` to end once it stops."""
     return uvicorn.Server(
         uvicorn.Config(
             make_app(edge),
@@ -95,7 +101,7 @@ def http_server(edge: Edge) -> uvicorn.Server:
             access_log=False,
             log_config=None,
             server_header=False,
-            timeout_graceful_shutdown=DRAIN_S,
+            timeout_graceful_shutdown=max(1, math.ceil(drain_timeout_s)),
         )
     )
 
