@@ -28,6 +28,8 @@ from tritonforge.ports import is_loopback
 from tritonforge.release import Release
 
 MODEL_WITHOUT_RELEASE = "llm"
+KEEP_ALIVE_S = 75
+"""Longer than load balancers keep an idle connection: it is theirs to close it."""
 UNREAD_S = 60
 """The kernel ends a connection whose client has taken nothing of what was written for so long."""
 
@@ -101,6 +103,7 @@ def http_server(edge: Edge, drain_timeout_s: float = 5.0) -> uvicorn.Server:
             access_log=False,
             log_config=None,
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, math.ceil(drain_timeout_s)),
         )
     )
