@@ -72,6 +72,7 @@ class GenerateRequest:
     timeout_ms: int | None = None
     cache_salt: str = ""
     speculate: bool = True
+    traceparent: str = ""
     truncated_tokens: int = 0
     request_id: str = ""
 

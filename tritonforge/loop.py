@@ -53,7 +53,7 @@ class EngineLoop:
     ) -> None:
         self._engine = engine
         self.scheduler = scheduler
-        self._decode = decode
+        self.decode = decode
         self._stop_token_ids = stop_token_ids
         self._on_death = on_death
         self._clock_ns = clock_ns
@@ -87,7 +87,7 @@ class EngineLoop:
         if asked.sampling.seed is None and asked.sampling.temperature > 0.0:
             asked = replace(asked, sampling=replace(asked.sampling, seed=secrets.randbits(63)))
         now = self._clock_ns()
-        answers = [Answer(asked, self._request(asked, now), index, self._decode, grammar) for index in range(asked.n)]
+        answers = [Answer(asked, self._request(asked, now), index, self.decode, grammar) for index in range(asked.n)]
         generation = Generation(asked, answers, sink, now)
         self._post(lambda: self._add(generation))
         return generation.key

@@ -4,6 +4,7 @@ A reader is given a value of the right wire type. It raises ValueError when the 
 """
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,15 @@ def choices(value: str) -> tuple[str, ...]:
 def not_empty(value: str) -> str:
     """Any text but none."""
     _require(bool(value))
+    return value
+
+
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def traceparent(value: str) -> str:
+    """The header of W3C's Trace Context, version 00 (https://www.w3.org/TR/trace-context/)."""
+    _require(_TRACEPARENT.fullmatch(value) is not None)
     return value
 
 

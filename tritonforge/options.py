@@ -125,6 +125,13 @@ OPTIONS = {
         Option("timeout_ms", int, None, _TIMEOUT, _timeout),
         Option("cache_salt", str, "", _NAME, read.name),
         Option("speculate", bool, True, _BOOL),
+        Option(
+            "traceparent",
+            str,
+            "",
+            "must be a traceparent of W3C's Trace Context: 00-, 32 hexadecimal digits, -, 16, -, 2, in lower case",
+            read.traceparent,
+        ),
         # how text becomes a prompt
         Option("chat", bool, False, "must be true or false; true renders text_input as one user message"),
         Option("messages", str, None, 'must be a JSON list of {"role", "content"} objects, with an empty text_input'),

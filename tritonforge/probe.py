@@ -97,6 +97,8 @@ def _refusal(text: str) -> Condition:
     """What an error in place of a token says about the service."""
     if "is draining" in text or "has stopped" in text or "is stopping" in text:
         return Condition.DRAINING
+    if "is not healthy" in text:  # Triton has given its process up
+        return Condition.STALLED
     if "UNAVAILABLE" in text or "Exceeds maximum queue size" in text:
         return Condition.SATURATED
     return Condition.DEAD

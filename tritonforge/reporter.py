@@ -108,7 +108,7 @@ BUCKET_PARTS = ("bucket", "sum", "count")
 
 
 class Reporter:
-    """See the module's docstring. `consumers` are handed each ended request, in the thread.
+    """See the module's docstring. In its thread `consumers` are handed each ended request, and `look` is called.
 
     Raises NotFound or ReleaseMismatch when the histograms' buckets are wrong.
     """
@@ -121,9 +121,10 @@ class Reporter:
         register: Register,
         health: Health,
         consumers: Sequence[Consume] = (),
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         bounds = load_buckets(DEFAULT_BUCKETS)
-        self._view, self._consumers = View(loop, recorder, health), consumers
+        self._view, self._consumers, self._look = View(loop, recorder, health), consumers, look
         self._values = [Values(family, labels, register) for family in FAMILIES if family.read]
         self._buckets: list[Buckets] = []
         self._observed: list[tuple[Callable[[RequestRecord], float | None], Metric]] = []
@@ -173,6 +174,7 @@ class Reporter:
         for family in self._values:
             family.tell(self._view)
         if self._reports % BINS_EVERY == 0:
+            self._look()
             for buckets in self._buckets:
                 buckets.tell()
         self._reports += 1

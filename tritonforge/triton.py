@@ -2,19 +2,24 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from tritonforge.errors import STATUS, InvalidRequest, TritonForgeError
+from tritonforge.errors import STATUS, InvalidRequest, SetupError, TritonForgeError
 from tritonforge.health import Health
+from tritonforge.logs import RequestLog
 from tritonforge.loop import EngineLoop
 from tritonforge.metric_family import Kind
+from tritonforge.observation import Observation
 from tritonforge.recorder import Recorder
 from tritonforge.reporter import Reporter
 from tritonforge.responses import Tensors
 from tritonforge.streams import typed
+
+if TYPE_CHECKING:  # loads OpenTelemetry
+    from tritonforge.tracing import Tracing
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -28,7 +33,10 @@ def read_options(request: Any) -> dict[str, Any]:
         "sequence_start": bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
         "sequence_end": bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
     }
-    return json.loads(request.parameters()) | {name: value for name, value in taken.items() if value}
+    options = json.loads(request.parameters())
+    for name in [one for one in options if one.lower() == "traceparent"]:  # a header's name comes as it was written
+        options["traceparent"] = options.pop(name)
+    return options | {name: value for name, value in taken.items() if value}
 
 
 def read_tensor(request: Any, name: str) -> np.ndarray | None:
@@ -97,13 +105,17 @@ class TritonSender:
 class MetricsReporter:
     """What is told of the decoder while it runs: metrics, the request log, traces; and the watchdog on its steps.
 
-    Raises NotFound or ReleaseMismatch when the histograms' buckets are wrong.
+    Raises NotFound, ReleaseMismatch or InvalidRequest when the buckets or settings of the environment are wrong, and
+    SetupError when traces are wanted and OpenTelemetry is not installed.
     """
 
     def __init__(self, loop: EngineLoop, labels: dict[str, str], recorder: Recorder | None = None) -> None:
-        recorder = recorder or Recorder()
-        self._health = Health(loop)
-        self._reporter = Reporter(loop, labels, recorder, TritonFamily, self._health)
+        recorder, settings = recorder or Recorder(), Observation.read()
+        requests = RequestLog(settings, recorder, loop.decode, labels)
+        self._tracing = open_tracing(settings, labels)
+        self._health = Health(loop, stall_timeout_s=settings.stall_timeout_s)
+        consumers = [requests.write, *([] if self._tracing is None else [self._tracing.export])]
+        self._reporter = Reporter(loop, labels, recorder, TritonFamily, self._health, consumers, requests.look)
         self._health.start()
         self._reporter.start()
 
@@ -111,6 +123,20 @@ class MetricsReporter:
         """End the threads; none is waited for longer than JOIN_S."""
         self._health.stop()
         self._reporter.stop()
+        if self._tracing is not None:
+            self._tracing.close()
+
+
+def open_tracing(settings: Observation, labels: Mapping[str, str]) -> "Tracing | None":
+    """The traces of `settings`; None without an endpoint."""
+    if settings.otlp_endpoint is None:
+        return None
+    try:
+        from tritonforge.tracing import Tracing
+    except ImportError as error:
+        remedy = "run `pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http`"
+        raise SetupError(f"traces need OpenTelemetry ({error}); {remedy}") from None
+    return Tracing(settings.otlp_endpoint, settings.trace_ratio, labels)
 
 
 class TritonFamily:

@@ -162,6 +162,7 @@ def test_every_option_reaches_the_request_under_its_own_name():
         "timeout_ms": 40,
         "cache_salt": "s",
         "speculate": False,
+        "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     }
     parsed = {"stop": ("x",), "stop_token_ids": (5,), "logit_bias": ((4, -1.5),)}
     spelled = {"bad_words": ((97, 98), (32, 97, 98))}
