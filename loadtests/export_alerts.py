@@ -10,6 +10,12 @@ RUNBOOK = "docs/runbook.md"
 PAGE, TICKET = "page", "ticket"
 REFUSALS = 'reason=~"queue_full|pushed_out|queue_timeout"'
 
+RESTARTS = (
+    "(max by (instance, cause) (max_over_time(tritonforge_restarts_total{{x}}[15m])) "
+    "- min by (instance, cause) (min_over_time(tritonforge_restarts_total{{x}}[15m])))"
+)
+"""Not increase(): a new server may report under another version, in a series that begins at the count so far."""
+
 
 @dataclass(frozen=True)
 class Alert:
@@ -47,14 +53,14 @@ ALERTS = (
     ),
     Alert(
         "TritonForgeRestarted",
-        "sum by (instance, cause) (increase(tritonforge_restarts_total{{x}}[15m])) > 0",
+        f"{RESTARTS} > 0",
         "0s",
         TICKET,
         "{{ $labels.instance }} was replaced by its supervisor: {{ $labels.cause }}",
     ),
     Alert(
         "TritonForgeRestartsOften",
-        "sum by (instance) (increase(tritonforge_restarts_total{{x}}[15m])) > 2.5",
+        f"sum by (instance) ({RESTARTS}) > 2",
         "0s",
         PAGE,
         "{{ $labels.instance }} was replaced {{ $value | humanize }} times in 15 minutes",

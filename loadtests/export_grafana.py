@@ -87,6 +87,8 @@ def _panel(family: MetricFamily, found: Indicators) -> dict[str, Any]:
     labels = ("instance", "version", *family.labels)
     legend = " ".join(f"{{{{{label}}}}}" for label in labels)
     by = ", ".join(labels)
+    if family.unit == "restarts":  # few, and each under a version of its own: a rate would show none of them
+        return _chart(title, text, [(f"max by ({by}) ({_of(family)})", legend)], "none")
     if family.kind == "counter":
         rate = f"sum by ({by}) (rate({family.name}{{{SELECT}}}[$__rate_interval]))"
         return _chart(title, text, [(rate, legend)], f"suffix: {family.unit}/s")
