@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tritonforge.gateway.backend import TritonBackend
+from tritonforge.gateway.alias_router import AliasRouter
 from tritonforge.gateway.command import http_server, listen, make_edge, model_info
 from tritonforge.gateway.config import GatewayConfig
 from tritonforge.gateway.edge import Edge
 from tritonforge.gateway.keys import KeyStore, create_key
 from tritonforge.gateway.records import Record
-from tritonforge.gateway.router import SingleRouter
 
 MODEL = "smollm2-135m-int8"
 START_S = 30.0
@@ -81,7 +80,8 @@ def serve_gateway(
 
     async def main() -> None:
         config = GatewayConfig.of_tables(tables or {})
-        router = SingleRouter(model_info(release, MODEL), TritonBackend(triton))
+        models = {MODEL: (model_info(release, MODEL), (triton,))}
+        router = AliasRouter(config.routing, models)
         made["edge"], made["loop"] = make_edge(config, KeyStore(file), router), asyncio.get_running_loop()
         made["server"] = http_server(made["edge"])
         ready.set()

@@ -9,7 +9,12 @@ def add_parsers(commands: Any) -> None:
     """Add both commands to the command line."""
     command = commands.add_parser("gateway", help="serve OpenAI's API, with keys, tenants and limits")
     command.add_argument("--release", type=Path, help="the release folder; served as well, unless --triton is given")
-    command.add_argument("--triton", metavar="URL", help="gRPC endpoint, host:port, of a Triton that serves a release")
+    command.add_argument(
+        "--triton",
+        metavar="URL",
+        action="append",
+        help="gRPC endpoint, host:port, of a Triton that serves the release; repeat it for replicas",
+    )
     command.add_argument("--model", help="the model's name in the API (default: the release's, or llm)")
     command.add_argument("--keys", type=Path, help="the file of API keys")
     command.add_argument("--no-keys", action="store_true", help="ask for no key; on loopback addresses only")

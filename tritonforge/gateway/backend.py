@@ -7,8 +7,8 @@ ended at any time: by its id, which also brings the statistics of what it cost u
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -25,8 +25,13 @@ from tritonforge.client import (
     typed_error,
 )
 from tritonforge.contract import INPUT_IDS, PROMPT_TRUNCATED_TOKENS
-from tritonforge.errors import TritonForgeError
+from tritonforge.errors import NotFound, Overloaded, TritonForgeError
+from tritonforge.gateway.model_info import Served
 from tritonforge.ports import is_loopback
+from tritonforge.routing import CANARY_MODEL, STABLE_MODEL, Route
+
+if TYPE_CHECKING:  # it imports what imports this
+    from tritonforge.gateway.work import Work
 
 TOKENIZER = "tokenizer"
 CALL_TIMEOUT_S = 30.0
@@ -34,16 +39,33 @@ READY_TIMEOUT_S = 2.0
 CANCEL_TIMEOUT_S = 1.0
 
 
+class Unreachable(Overloaded):
+    """Nobody answers at the address, or its connection broke: not a refusal, a failure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids of a prompt; `truncated_tokens` as the tokenizer says, None when the ids are the client's own."""
+    """Token ids of a prompt; `truncated_tokens` as the tokenizer says, None when the ids are the client's own.
+
+    A router keeps with it what the ids were made from, so that another tokenizer can be asked: `text`, `options`, the
+    model `made_by` and its release's digest.
+    """
 
     token_ids: Sequence[int]
     truncated_tokens: int | None = None
+    text: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    made_by: str = ""
+    digest: str = ""
 
 
 class Generation(Protocol):
-    """One running request of a backend. Iterate it to its end, or `abandon` it; never both at once."""
+    """One running request of a backend. Iterate it to its end, or `abandon` it; never both at once.
+
+    `served` says who answers, from the first chunk on; None where there is only one who could.
+    """
+
+    served: Served | None
 
     def chunks(self) -> AsyncIterator[Chunk]:
         """Its responses as they come; the last one has the statistics. Raises TritonForgeError."""
@@ -58,8 +80,13 @@ class Backend(Protocol):
     async def tokenize(self, text: str, options: Mapping[str, Any]) -> Prompt:
         """The prompt that `text`, or the option `messages` with an empty text, makes."""
 
-    def generate(self, prompt: Prompt, options: Mapping[str, Any], request_id: str) -> Generation:
-        """Begin an answer; nothing is sent before its first chunk is asked for."""
+    def generate(
+        self, prompt: Prompt, options: Mapping[str, Any], request_id: str, work: "Work | None" = None
+    ) -> Generation:
+        """Begin an answer; nothing is sent before its first chunk is asked for.
+
+        `work` is what `options` were made of, for places that take OpenAI's own requests.
+        """
 
     async def ready(self) -> bool:
         """Whether it can answer now."""
@@ -78,9 +105,10 @@ class TritonBackend:
         self._channel = grpc.aio.insecure_channel(target, options=options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    async def tokenize(self, text: str, options: Mapping[str, Any]) -> Prompt:
-        """See Backend."""
+    async def tokenize(self, text: str, options: Mapping[str, Any], version: str = "") -> Prompt:
+        """See Backend. `version` is that of the model; the stable release's without it."""
         request = infer_request(TOKENIZER, text=text, **options)
+        request.model_version = version
         try:
             answer = await self._stub.ModelInfer(request, timeout=CALL_TIMEOUT_S)
         except grpc.RpcError as error:
@@ -89,9 +117,17 @@ class TritonBackend:
         ids, truncated = raw[INPUT_IDS.name], raw[PROMPT_TRUNCATED_TOKENS.name]
         return Prompt(struct.unpack(f"<{len(ids) // 4}i", ids), struct.unpack("<i", truncated)[0])
 
-    def generate(self, prompt: Prompt, options: Mapping[str, Any], request_id: str) -> "TritonGeneration":
-        """See Backend."""
+    def generate(
+        self,
+        prompt: Prompt,
+        options: Mapping[str, Any],
+        request_id: str,
+        work: "Work | None" = None,
+        version: str = "",
+    ) -> "TritonGeneration":
+        """See Backend. `version` is that of the model; the stable release's without it."""
         request = infer_request(DECODER, input_ids=prompt.token_ids, request_id=request_id, **options)
+        request.model_version = version
         if prompt.truncated_tokens is not None:
             name = PROMPT_TRUNCATED_TOKENS.name
             request.inputs.add(name=name, datatype="INT32", shape=(1, 1))
@@ -109,6 +145,26 @@ class TritonBackend:
             return False
         return True
 
+    async def route(self) -> Route | None:
+        """The server's releases and their shares; None when it is away, or serves a release without saying so."""
+        try:
+            stable = await self._parameters(STABLE_MODEL)
+            try:
+                canary = await self._parameters(CANARY_MODEL)
+            except (NotFound, Overloaded):  # there is none, or it is being unloaded
+                canary = None
+            return Route.of_parameters(stable, canary)
+        except TritonForgeError:
+            return None
+
+    async def _parameters(self, model: str) -> dict[str, str]:
+        try:
+            request = service_pb2.ModelConfigRequest(name=model)
+            answer = await self._stub.ModelConfig(request, timeout=READY_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise _unary_error(error) from None
+        return {name: value.string_value for name, value in answer.config.parameters.items()}
+
     async def close(self) -> None:
         """See Backend."""
         await self._channel.close()
@@ -119,6 +175,7 @@ class TritonGeneration:
 
     def __init__(self, stub: service_pb2_grpc.GRPCInferenceServiceStub, request: service_pb2.ModelInferRequest) -> None:
         self._stub, self._request = stub, request
+        self.served: Served | None = None
         self._call: grpc.aio.StreamStreamCall | None = None
         self._reading: asyncio.Future | None = None
         self._ended = False
@@ -158,7 +215,7 @@ class TritonGeneration:
                 raise TritonForgeError(f"the stream of request {self._request.id} ended without a final answer")
         except grpc.RpcError as error:
             self._ended = True
-            raise rpc_error(error) from None
+            raise _call_error(error) from None
         except TritonForgeError:
             self._ended = True
             raise
@@ -168,7 +225,9 @@ class TritonGeneration:
 
     async def _cancel_by_id(self) -> None:
         """Raises TritonForgeError when the decoder does not know the request (yet, or any more)."""
-        call = self._stub.ModelStreamInfer(iter((infer_request(DECODER, input_ids=(), cancel=self._request.id),)))
+        request = infer_request(DECODER, input_ids=(), cancel=self._request.id)
+        request.model_version = self._request.model_version
+        call = self._stub.ModelStreamInfer(iter((request,)))
         try:
             async for response in call:
                 parse_response(response)
@@ -183,4 +242,11 @@ class TritonGeneration:
 def _unary_error(error: grpc.RpcError) -> TritonForgeError:
     """A unary call that failed: a model's own message, which begins with its code, is the call's details."""
     told = typed_error(error.details() or "")
-    return rpc_error(error) if type(told) is TritonForgeError else told
+    return _call_error(error) if type(told) is TritonForgeError else told
+
+
+def _call_error(error: grpc.RpcError) -> TritonForgeError:
+    told = rpc_error(error)
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return Unreachable(error.details() or "")
+    return told

@@ -14,15 +14,16 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tritonforge.errors import InvalidRequest, SetupError
+from tritonforge.gateway.alias_router import AliasRouter, Models
 from tritonforge.gateway.app import make_app
-from tritonforge.gateway.backend import TritonBackend
 from tritonforge.gateway.config import GatewayConfig
 from tritonforge.gateway.edge import Edge
 from tritonforge.gateway.keys import KeyStore
 from tritonforge.gateway.leases import open_leases
 from tritonforge.gateway.quota import Quota, open_storage
 from tritonforge.gateway.responses import ABORT
-from tritonforge.gateway.router import ModelInfo, Router, SingleRouter
+from tritonforge.gateway.router import ModelInfo, Router
+from tritonforge.gateway.routing_config import RoutingConfig
 from tritonforge.gateway.tokens import ReleaseTokens
 from tritonforge.ports import is_loopback
 from tritonforge.release import Release
@@ -51,16 +52,29 @@ class Protocol(HttpToolsProtocol):
 
 def gateway(arguments: argparse.Namespace) -> int:
     """Serve the API until SIGINT or SIGTERM; with a release and no Triton, serve that as well."""
-    if arguments.release is None and arguments.triton is None:
-        raise InvalidRequest("give --release DIR or --triton URL")
     config = GatewayConfig.read(arguments.config)
+    given = arguments.release is not None or arguments.triton is not None
+    if given == bool(config.routing.models):
+        raise InvalidRequest("give --release DIR or --triton URL, or [models] in the configuration, and not both")
     keys = _keys(arguments)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(arguments.address, arguments.port))
-        url = arguments.triton or stack.enter_context(_served(arguments.release))
-        info = model_info(arguments.release, arguments.model)
-        asyncio.run(_serve(config, keys, info, url, listener, arguments.drain_timeout))
+        if given:
+            urls = arguments.triton or [stack.enter_context(_served(arguments.release))]
+            info = model_info(arguments.release, arguments.model)
+            models: Models = {info.name: (info, urls)}
+        else:
+            models = models_of(config.routing)
+        asyncio.run(_serve(config, keys, models, listener, arguments.drain_timeout))
     return 0
+
+
+def models_of(config: RoutingConfig) -> Models:
+    """The models of [models]."""
+    return {
+        name: (model_info(Path(table.release) if table.release else None, name), table.replicas)
+        for name, table in config.models.items()
+    }
 
 
 def model_info(release: Path | None, name: str | None) -> ModelInfo:
@@ -76,14 +90,13 @@ def model_info(release: Path | None, name: str | None) -> ModelInfo:
 async def _serve(
     config: GatewayConfig,
     keys: KeyStore | None,
-    info: ModelInfo,
-    url: str,
+    models: Models,
     listener: socket.socket,
     drain_timeout_s: float,
 ) -> None:
     host, port = listener.getsockname()[:2]
-    print(f"gateway of {info.name}\n  API      http://{host}:{port}/v1\nCtrl-C drains and stops.", flush=True)
-    edge = make_edge(config, keys, SingleRouter(info, TritonBackend(url)))
+    print(f"gateway of {', '.join(models)}\n  API      http://{host}:{port}/v1\nCtrl-C drains and stops.", flush=True)
+    edge = make_edge(config, keys, AliasRouter(config.routing, models))
     await http_server(edge, drain_timeout_s).serve(sockets=[listener])
 
 

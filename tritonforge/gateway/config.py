@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tritonforge.errors import InvalidRequest
+from tritonforge.gateway.routing_config import RoutingConfig
+from tritonforge.gateway.tables import read_into, refuse_unknown, table_of
 from tritonforge.options import DEFAULT_PRIORITY, PRIORITIES
 
 
@@ -27,6 +29,8 @@ class Tenant:
     tokens_per_day: int | None = None
     concurrent_requests: int | None = None
     models: tuple[str, ...] | None = None
+    audit_content: bool = False
+    """Whether the audit keeps its prompts and answers."""
 
     def __post_init__(self) -> None:
         where = f"tenant {self.name!r}" if self.name else "[defaults]"
@@ -38,6 +42,8 @@ class Tenant:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise InvalidRequest(f"{name} of {where} must be an integer of 1 or more, got {value!r}")
+        if type(self.audit_content) is not bool:
+            raise InvalidRequest(f"audit_content of {where} must be true or false, got {self.audit_content!r}")
         if self.models is not None and not all(isinstance(model, str) for model in self.models):
             raise InvalidRequest(f"models of {where} must be a list of names, got {self.models!r}")
 
@@ -72,6 +78,7 @@ class GatewayConfig:
     defaults: Tenant = field(default_factory=Tenant)
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
     edge: EdgeLimits = field(default_factory=EdgeLimits)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
 
     @classmethod
     def read(cls, path: Path | None) -> "GatewayConfig":
@@ -87,35 +94,21 @@ class GatewayConfig:
     @classmethod
     def of_tables(cls, content: Mapping[str, Any]) -> "GatewayConfig":
         """From the parsed TOML."""
-        _refuse_unknown("gateway.toml", content, ("defaults", "tenants", "edge"))
-        defaults = _tenant(Tenant(), "", _table(content, "defaults"))
+        refuse_unknown("gateway.toml", content, ("defaults", "tenants", "edge", *RoutingConfig.TABLES))
+        defaults = _tenant(Tenant(), "", table_of(content, "defaults"))
         tenants = {
-            name: _tenant(defaults, name, _table(content["tenants"], name)) for name in _table(content, "tenants")
+            name: _tenant(defaults, name, table_of(content["tenants"], name)) for name in table_of(content, "tenants")
         }
-        edge = _table(content, "edge")
-        _refuse_unknown("[edge]", edge, [one.name for one in fields(EdgeLimits)])
-        return cls(defaults, tenants, EdgeLimits(**edge))
+        edge = read_into(EdgeLimits, "[edge]", table_of(content, "edge"))
+        return cls(defaults, tenants, edge, RoutingConfig.of_tables(content))
 
     def tenant(self, name: str) -> Tenant:
         """What the tenant `name` may do."""
         return self.tenants.get(name) or replace(self.defaults, name=name)
 
 
-def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = content.get(name, {})
-    if not isinstance(table, dict):
-        raise InvalidRequest(f"{name} must be a table, got {table!r}")
-    return table
-
-
 def _tenant(defaults: Tenant, name: str, table: Mapping[str, Any]) -> Tenant:
     where = f"[tenants.{name}]" if name else "[defaults]"
-    _refuse_unknown(where, table, [one.name for one in fields(Tenant) if one.name != "name"])
+    refuse_unknown(where, table, [one.name for one in fields(Tenant) if one.name != "name"])
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     return replace(defaults, name=name, **values)
-
-
-def _refuse_unknown(where: str, table: Mapping[str, Any], known: list[str] | tuple[str, ...]) -> None:
-    for key in table:
-        if key not in known:
-            raise InvalidRequest(f"{where} has the unknown key {key!r}; known keys: {', '.join(known)}")

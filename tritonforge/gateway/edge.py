@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,19 +22,23 @@ WATCH_S = 0.25
 class AnswerFilter(Protocol):
     """Sees the answers of one request before the client does."""
 
-    def push(self, gain: Gain) -> Gain:
+    async def push(self, gain: Gain) -> Gain:
         """What may be told of `gain` now. It may hold text back, until the gain that has a finish_reason, and set that
-        to content_filter. Raises ApiError to end the request.
+        to content_filter; the answer is over then. Raises ApiError to end the request.
         """
 
 
-class Hook(Protocol):
-    """Looks at requests and answers."""
+Note = Callable[[str], None]
+"""Takes `stage:rule:action` for the request's record, each time that a rule matches."""
 
-    async def on_work(self, work: Work, tenant: Tenant) -> Work:
+
+class Hook(Protocol):
+    """Looks at requests and answers. What it finds goes into the request's record by `note`."""
+
+    async def on_work(self, work: Work, tenant: Tenant, note: Note) -> Work:
         """The work to do, before anything is tokenized. Raises ApiError to refuse it."""
 
-    def filter_for(self, work: Work, tenant: Tenant) -> AnswerFilter | None:
+    def filter_for(self, work: Work, tenant: Tenant, note: Note) -> AnswerFilter | None:
         """A filter for the answers of one request."""
 
 

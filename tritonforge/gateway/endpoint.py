@@ -101,11 +101,13 @@ class GenerateEndpoint:
             await self._stream(exchange, sender, reply)
             return
         async for gains in exchange.gains():
+            reply.info = exchange.info
             reply.push(gains)
         await sender.send_json(200, reply.body(_usage(exchange)), exchange.headers)
 
     async def _stream(self, exchange: Exchange, sender: Sender, reply: Reply) -> None:
         async for gains in exchange.gains():
+            reply.info = exchange.info
             events = reply.chunks(gains)
             if sender.status is None:
                 await sender.begin_stream(exchange.headers)

@@ -8,51 +8,29 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from typing import Any
 
-from tritonforge.client import Chunk
 from tritonforge.errors import TritonForgeError
 from tritonforge.gateway.answers import Gain, gains_of
-from tritonforge.gateway.backend import Generation, Prompt
+from tritonforge.gateway.backend import Prompt
 from tritonforge.gateway.config import Tenant
-from tritonforge.gateway.edge import AnswerFilter, Edge
-from tritonforge.gateway.errors import ApiError, invalid, of_model_error, unavailable
+from tritonforge.gateway.edge import Edge
+from tritonforge.gateway.errors import ApiError, invalid, of_model_error
 from tritonforge.gateway.merge import merge
+from tritonforge.gateway.model_info import ModelInfo, Served
+from tritonforge.gateway.progress import Progress
 from tritonforge.gateway.quota import Reservation
-from tritonforge.gateway.records import Record, tell
-from tritonforge.gateway.router import Route
+from tritonforge.gateway.records import Content, Record, tell
+from tritonforge.gateway.router import Caller, Route
+from tritonforge.gateway.runs import Run
+from tritonforge.gateway.trace import Trace
 from tritonforge.gateway.work import PromptSource, Work
+from tritonforge.options import PRIORITIES
 
+PRIORITY_HEADER, LOW = "x-tritonforge-priority", "low"
+"""A request that may wait for all others says so, whatever its tenant's class is."""
 ANONYMOUS = "default"
 """The tenant of all requests at an edge without keys."""
-
-
-class Run:
-    """One prompt's way through the backend, and what is known of its cost."""
-
-    def __init__(self, generation: Generation, prompt: Prompt, offset: int) -> None:
-        self.generation, self.prompt, self.offset = generation, prompt, offset
-        self.statistics: dict[str, int] | None = None
-        self.seen_tokens = 0
-        self.answered = False
-
-    async def chunks(self) -> AsyncIterator[tuple["Run", Chunk]]:
-        """The backend's chunks."""
-        async for chunk in self.generation.chunks():
-            self.answered = True
-            self.seen_tokens += len(chunk.token_ids)
-            self.statistics = chunk.statistics or self.statistics
-            yield self, chunk
-
-    async def abandon(self) -> None:
-        """End it, if it has not ended."""
-        self.statistics = await self.generation.abandon() or self.statistics
-
-    def usage(self, name: str) -> int:
-        """prompt_tokens, completion_tokens or cached_tokens; without statistics what was seen of them."""
-        if self.statistics is not None:
-            return self.statistics[name]
-        seen = {"prompt_tokens": len(self.prompt.token_ids), "completion_tokens": self.seen_tokens}
-        return seen.get(name, 0) if self.answered else 0
 
 
 class Exchange:
@@ -67,19 +45,26 @@ class Exchange:
         self.key_id = ""
         self.work: Work | None = None
         self.route: Route | None = None
-        self.headers: dict[str, str] = {"x-request-id": self.request_id}
+        self.trace = Trace.of_header(headers.get("traceparent", ""))
+        self.headers = {"x-request-id": self.request_id, "traceparent": self.trace.traceparent}
         self.outcome: str | None = None
         self.task: asyncio.Task | None = None
-        self._arrived = time.perf_counter()
-        self._first_token_ms: float | None = None
+        self._priority = headers.get(PRIORITY_HEADER, "")
+        self._progress = Progress()
         self._lease: str | None = None
         self._reservation = Reservation()
         self._runs: list[Run] = []
-        self._filters: list[AnswerFilter] = []
-        self._reasons: list[str] = []
+        self._running: Run | None = None
 
     def authenticate(self, authorization: str) -> None:
-        """Who asks. Raises ApiError 401 without a valid key."""
+        """Who asks, and how urgently. Raises ApiError 401 without a valid key."""
+        self._identify(authorization)
+        if self._priority not in ("", LOW):
+            raise invalid(None, f"The header {PRIORITY_HEADER} must be {LOW}, got {self._priority[:80]!r}")
+        if self._priority:
+            self.tenant = replace(self.tenant, priority_class=PRIORITIES - 1)
+
+    def _identify(self, authorization: str) -> None:
         if self.edge.keys is None:
             self.tenant = self.edge.config.tenant(ANONYMOUS)
             return
@@ -112,18 +97,32 @@ class Exchange:
         if allowed is not None and model not in allowed:
             message = f"This key may not use the model {model[:80]!r}."
             raise ApiError(403, message, "model_not_allowed", "model", "permission_error")
-        self.route = self.edge.router.find(model, self.tenant)
+        caller = Caller(self.request_id, self.tenant, self.trace.traceparent)
+        self.route = self.edge.router.find(model, caller)
+        return self.route
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model whose gains came last; before any, the one that was asked."""
+        served = self._running.generation.served if self._running else None
+        return served.info if served else self._routed.info
+
+    @property
+    def _routed(self) -> Route:
+        assert self.route is not None
         return self.route
 
     async def begin(self, work: Work, route: Route) -> None:
         """Tokenize, and reserve the tokens that the answers may need. Raises ApiError."""
         for hook in self.edge.hooks:
-            work = await hook.on_work(work, self.tenant)
+            work = await hook.on_work(work, self.tenant, self._progress.note)
         self.work = work
         needs_texts = work.top_logprobs is not None and route.info.tokens is None
         if needs_texts:
             raise invalid("logprobs", "logprobs needs the release's tokenizer, which this gateway was not given")
-        self._filters = [found for hook in self.edge.hooks if (found := hook.filter_for(work, self.tenant))]
+        filters = (hook.filter_for(work, self.tenant, self._progress.note) for hook in self.edge.hooks)
+        kept = self.tenant.audit_content
+        self._progress.begin([found for found in filters if found], work.n, keep=kept)
         try:
             prompts = await asyncio.gather(*(self.tokenize(source, route) for source in work.prompts))
         except TritonForgeError as error:
@@ -134,7 +133,7 @@ class Exchange:
         self.headers |= self._reservation.headers
         for index, (prompt, most) in enumerate(zip(prompts, limits, strict=True)):
             options = dict(work.options) | ({} if most is None else {"max_tokens": most})
-            generation = route.backend.generate(prompt, options, f"{self.request_id}-{index}")
+            generation = route.backend.generate(prompt, options, f"{self.request_id}-{index}", work)
             self._runs.append(Run(generation, prompt, index * work.n))
 
     async def tokenize(self, source: PromptSource, route: Route) -> Prompt:
@@ -147,22 +146,21 @@ class Exchange:
         """What the answers gain, as it comes. Raises ApiError."""
         try:
             async for run, chunk in merge([run.chunks() for run in self._runs]):
-                gains = [self._seen(replace(gain, index=gain.index + run.offset)) for gain in gains_of(chunk)]
-                if gains:
+                self._running = run
+                self._tell_who_answers()
+                found = [
+                    await self._progress.see(run, replace(gain, index=gain.index + run.offset))
+                    for gain in gains_of(chunk)
+                ]
+                if gains := [gain for gain in found if gain is not None]:
                     yield gains
         except TritonForgeError as error:
             raise of_model_error(error) from None
 
-    def _seen(self, gain: Gain) -> Gain:
-        if self._first_token_ms is None and gain.token_ids:
-            self._first_token_ms = self._elapsed_ms()
-        if gain.finish_reason == "cancelled":
-            raise unavailable("The answer was cancelled by the server.")
-        for one in self._filters:
-            gain = one.push(gain)
-        if gain.finish_reason:
-            self._reasons.append(gain.finish_reason)
-        return gain
+    def _tell_who_answers(self) -> None:
+        """Before the first gain is told: the name of the model, when it is not the one that was asked."""
+        if self.info.name != self._routed.info.name:
+            self.headers["x-tritonforge-served-by"] = self.info.name
 
     def usage(self, name: str) -> int:
         """prompt_tokens, completion_tokens or cached_tokens of all prompts until now."""
@@ -187,31 +185,47 @@ class Exchange:
                 await self.edge.leases.release(self.tenant.name, self._lease)
             tell(self.edge.observers, self._record(status, error))
 
-    def _elapsed_ms(self) -> float:
-        return (time.perf_counter() - self._arrived) * 1e3
-
     def _record(self, status: int, error: ApiError | None) -> Record:
         outcome = self.outcome or ("ok" if error is None else "failed" if error.status >= 500 else "refused")
+        work = self.work or Work("", (), {})
+        served = next((run.generation.served for run in self._runs if run.generation.served), None)
         return Record(
             request_id=self.request_id,
             client_request_id=self.client_request_id,
             endpoint=self.endpoint,
             tenant=self.tenant.name,
             key_id=self.key_id,
-            model=self.work.model if self.work else "",
-            user=self.work.user if self.work else "",
-            stream=bool(self.work and self.work.stream),
+            model=work.model,
+            user=work.user,
+            stream=work.stream,
             status=status,
             outcome=outcome,
             error_code=error.code if error else None,
             prompt_tokens=self.usage("prompt_tokens"),
             completion_tokens=self.usage("completion_tokens"),
             cached_tokens=self.usage("cached_tokens"),
-            finish_reasons=tuple(self._reasons),
+            finish_reasons=tuple(self._progress.reasons),
             started=self.created,
-            first_token_ms=self._first_token_ms,
-            duration_ms=self._elapsed_ms(),
+            first_token_ms=self._progress.first_token_ms,
+            duration_ms=self._progress.elapsed_ms(),
+            trace_id=self.trace.trace_id,
+            span_id=self.trace.span_id,
+            parent_id=self.trace.parent,
+            filtered=tuple(self._progress.filtered),
+            content=self._content(work) if self.tenant.audit_content else None,
+            **_who(served),
         )
+
+    def _content(self, work: Work) -> Content:
+        prompts = tuple(source.text or str(source.options.get("messages", "")) for source in work.prompts)
+        return Content(prompts, tuple(text for _, text in sorted(self._progress.answers.items())))
+
+
+def _who(served: Served | None) -> dict[str, Any]:
+    if served is None:
+        return {}
+    names = {name: getattr(served, name) for name in ("replica", "version", "fallback", "tries")}
+    return {"served_model": served.info.name} | names
 
 
 def _max_tokens(work: Work, prompt: Prompt, max_model_len: int | None) -> int | None:

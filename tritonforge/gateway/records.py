@@ -11,12 +11,23 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """What was asked and told, after filters: only of tenants that want it kept (audit_content)."""
+
+    prompts: tuple[str, ...]
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
-    """One request, without any of its content.
+    """One request, without any of its content unless its tenant wants that kept.
 
     `outcome` is ok, refused (4xx), failed (5xx, also after the first token), disconnected, slow_client or revoked.
     Token counts are the decoder's own, those of an answer that was broken off too. `first_token_ms` is None without a
     token. Durations count from the arrival of the whole request; `started` is in seconds since 1970.
+
+    `served_model`, `replica` and `version` say who answered, `fallback` why it was not the first choice (Served).
+    `filtered` names the rules of filters that matched, each once, as `stage:rule:action`.
     """
 
     request_id: str
@@ -37,6 +48,16 @@ class Record:
     started: float
     first_token_ms: float | None
     duration_ms: float
+    served_model: str = ""
+    replica: str = ""
+    version: str = ""
+    fallback: str = ""
+    tries: int = 1
+    trace_id: str = ""
+    span_id: str = ""
+    parent_id: str = ""
+    filtered: tuple[str, ...] = ()
+    content: Content | None = None
 
 
 Observer = Callable[[Record], None]

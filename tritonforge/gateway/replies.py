@@ -29,19 +29,22 @@ class Usage:
 
 
 class Reply(ABC):
-    """The answers to one request, as they come. Use `chunks` for a stream, or `push` and then `body`."""
+    """The answers to one request, as they come. Use `chunks` for a stream, or `push` and then `body`.
+
+    `info` is the model that answers; who reads the answers sets it anew when that is another one than was asked.
+    """
 
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
     def __init__(self, work: Work, info: ModelInfo, reply_id: str, created: int) -> None:
-        self.work, self._info, self._id, self._created = work, info, reply_id, created
+        self.work, self.info, self._id, self._created = work, info, reply_id, created
 
     @property
     def texts(self) -> TokenTexts:
         """Texts of tokens; a request that needs them was refused when there are none."""
-        assert self._info.tokens is not None
-        return self._info.tokens
+        assert self.info.tokens is not None
+        return self.info.tokens
 
     @abstractmethod
     def chunks(self, gains: Sequence[Gain]) -> list[dict[str, Any]]:
@@ -71,7 +74,7 @@ class Reply(ABC):
             "created": self._created,
             "model": self.work.model,
             "choices": choices,
-            "system_fingerprint": self._info.fingerprint,
+            "system_fingerprint": self.info.fingerprint,
         }
         if kind.startswith("chat"):
             told["service_tier"] = self.work.service_tier

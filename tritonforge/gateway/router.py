@@ -4,29 +4,26 @@ The service asks it once a request. A router with replicas, aliases or fallbacks
 a Backend may try several places before its first chunk, and none after it.
 """
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from tritonforge.gateway.backend import Backend
 from tritonforge.gateway.config import Tenant
 from tritonforge.gateway.errors import ApiError
-from tritonforge.gateway.tokens import ReleaseTokens
+from tritonforge.gateway.model_info import ModelInfo
 
 
-@dataclass(frozen=True)
-class ModelInfo:
-    """What the edge knows of a model. What is None is known only with the release's folder at hand.
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and how the request is called on all its way. `traceparent` is empty, or W3C's header to hand on.
 
-    `fingerprint` is the release's digest; `takes_tools`: its chat template writes tools itself.
+    `release` is stable or canary for a tenant that always gets that one, where a server has both.
     """
 
-    name: str
-    max_model_len: int | None = None
-    fingerprint: str | None = None
-    tokens: ReleaseTokens | None = None
-    takes_tools: bool = False
-    created: int = field(default_factory=lambda: int(time.time()))
+    request_id: str
+    tenant: Tenant
+    traceparent: str = ""
+    release: str | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Router(Protocol):
     def models(self) -> list[ModelInfo]:
         """All models, by the names that clients use."""
 
-    def find(self, model: str, tenant: Tenant) -> Route:
+    def find(self, model: str, caller: Caller) -> Route:
         """The way to `model`. Raises ApiError: 404 when there is no such model, 503 when none can answer."""
 
     async def ready(self) -> bool:
@@ -51,31 +48,6 @@ class Router(Protocol):
 
     async def close(self) -> None:
         """Let go of all backends."""
-
-
-class SingleRouter:
-    """See Router: one model on one backend."""
-
-    def __init__(self, info: ModelInfo, backend: Backend) -> None:
-        self._route = Route(info, backend)
-
-    def models(self) -> list[ModelInfo]:
-        """See Router."""
-        return [self._route.info]
-
-    def find(self, model: str, tenant: Tenant) -> Route:
-        """See Router."""
-        if model != self._route.info.name:
-            raise no_such_model(model)
-        return self._route
-
-    async def ready(self) -> bool:
-        """See Router."""
-        return await self._route.backend.ready()
-
-    async def close(self) -> None:
-        """See Router."""
-        await self._route.backend.close()
 
 
 def no_such_model(model: str) -> ApiError:

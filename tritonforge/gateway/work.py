@@ -38,7 +38,7 @@ class Work:
     """What one request asks of its model.
 
     `options` are those of `decoder` without max_tokens, `n` how many answers each prompt gets; `top_logprobs` None: no
-    log-probabilities; `tools` says how calls are read out of the answers.
+    log-probabilities; `tools` says how calls are read out of the answers. `asked` is the request itself.
     """
 
     model: str
@@ -53,6 +53,7 @@ class Work:
     tools: ToolUse | None = None
     user: str = ""
     service_tier: str = "default"
+    asked: ChatRequest | CompletionRequest | None = None
 
 
 def of_chat(asked: ChatRequest, tenant: Tenant, *, takes_tools: bool) -> Work:
@@ -91,6 +92,7 @@ def of_chat(asked: ChatRequest, tenant: Tenant, *, takes_tools: bool) -> Work:
         tools=tools,
         user=asked.user or asked.safety_identifier or "",
         service_tier="flex" if asked.service_tier == "flex" else "default",
+        asked=asked,
         **_streaming(asked),
     )
 
@@ -116,6 +118,7 @@ def of_completion(asked: CompletionRequest, tenant: Tenant, max_prompts: int) ->
         top_logprobs=asked.logprobs,
         echo=bool(asked.echo),
         user=asked.user or "",
+        asked=asked,
         **_streaming(asked),
     )
 

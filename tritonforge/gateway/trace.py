@@ -1,0 +1,43 @@
+"""The traceparent of a request: read from its client, handed on to the models with a span of our own. Pure.
+
+Form: https://www.w3.org/TR/trace-context/#traceparent-header
+"""
+
+import re
+import secrets
+from dataclasses import dataclass
+
+_FORM = re.compile(
+    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<rest>-.*)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One request's place in a trace: `parent` is the client's span, empty when the trace begins here."""
+
+    trace_id: str
+    span_id: str
+    parent: str = ""
+    flags: str = "00"
+
+    @classmethod
+    def of_header(cls, value: str) -> "Trace":
+        """A child of what the client sent; a new trace, not sampled, when that is absent or malformed."""
+        found = _FORM.fullmatch(value.strip())
+        good = (
+            found is not None
+            and found["version"] != "ff"
+            and not (found["version"] == "00" and found["rest"])
+            and set(found["trace"]) != {"0"}
+            and set(found["span"]) != {"0"}
+        )
+        if found is None or not good:
+            return cls(secrets.token_hex(16), secrets.token_hex(8))
+        sampled = int(found["flags"], 16) & 1
+        return cls(found["trace"], secrets.token_hex(8), found["span"], f"{sampled:02x}")
+
+    @property
+    def traceparent(self) -> str:
+        """The header to hand on, and to answer with: our span."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
