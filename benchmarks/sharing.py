@@ -97,38 +97,67 @@ def pool(release: str) -> None:
 
 
 def tenants(release: str) -> None:
-    """TTFT p95 of a tenant that sends a request every 2 s, alone and while another keeps 50 requests in the queue."""
+    """TTFT p95 of a tenant that asks now and then, alone and while another keeps 50 requests open, in turns."""
     loop = load(release, {})
     loop.start()
     rng = random.Random(3)
     Call(loop, random_ids(rng, 500), 8).wait()
-
-    def quiet_tenant(count: int) -> float:
-        calls = []
-        for _ in range(count):
-            calls.append(Call(loop, random_ids(rng, 500), 16, tenant="quiet").wait())
-            time.sleep(0.5)
-        times = sorted(call.ttft_s for call in calls)
-        return times[int(0.95 * (len(times) - 1))]
-
-    alone = quiet_tenant(20)
-    stop = threading.Event()
-
-    def flood() -> None:
-        while not stop.is_set():
-            Call(loop, random_ids(random.Random(), 128), 64, tenant="flood").wait()
-
-    threads = [threading.Thread(target=flood) for _ in range(50)]
-    for thread in threads:
-        thread.start()
-    time.sleep(3.0)
-    flooded = quiet_tenant(20)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    print(f"TTFT p95 of the quiet tenant: alone {alone * 1e3:.0f} ms, in the flood {flooded * 1e3:.0f} ms")
-    print(f"ratio {flooded / alone:.2f}; {loop.scheduler.num_fairness_preemptions} preemptions made way for it")
+    for prompt_tokens in (128, 400):
+        times: dict[str, list[float]] = {"alone": [], "flooded": []}
+        flood_tokens, flood_s = 0, 0.0
+        for _ in range(3):
+            times["alone"] += _now_and_then(loop, rng, prompt_tokens)
+            with Flood(loop) as flood:
+                times["flooded"] += _now_and_then(loop, rng, prompt_tokens)
+            flood_tokens += flood.tokens
+            flood_s += flood.seconds
+        p95 = {name: statistics.quantiles(values, n=20)[18] for name, values in times.items()}
+        print(
+            f"prompts of {prompt_tokens} tokens: TTFT p95 alone {p95['alone'] * 1e3:.0f} ms, in the flood "
+            f"{p95['flooded'] * 1e3:.0f} ms: {p95['flooded'] / p95['alone']:.2f} times; "
+            f"the flood got {flood_tokens / flood_s:.0f} tok/s"
+        )
+    print(f"{loop.scheduler.num_fairness_preemptions} preemptions made way")
     loop.drain(0)
+
+
+def _now_and_then(loop: EngineLoop, rng: random.Random, prompt_tokens: int) -> list[float]:
+    """The TTFTs in s of 15 requests of one tenant, at random times."""
+    found = []
+    for _ in range(15):
+        time.sleep(rng.uniform(0.2, 0.8))
+        found.append(Call(loop, random_ids(rng, prompt_tokens), 16, tenant="quiet").wait().ttft_s)
+    return found
+
+
+class Flood:
+    """50 threads that each send one request after another, 128 tokens in and 64 out, while the context is open."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self.tokens, self.seconds = 0, 0.0
+        self._loop = loop
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(50)]
+
+    def __enter__(self) -> "Flood":
+        self._start = time.perf_counter()
+        self.tokens = self._loop.scheduler.num_generated_tokens
+        for thread in self._threads:
+            thread.start()
+        time.sleep(3.0)  # until all seats are taken
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.tokens = self._loop.scheduler.num_generated_tokens - self.tokens
+        self.seconds = time.perf_counter() - self._start
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        rng = random.Random()
+        while not self._stop.is_set():
+            Call(self._loop, random_ids(rng, 128), 64, tenant="flood").wait()
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class StepPlanner:
 
     def _prefill(self, step: Step) -> None:
         """Chunks for the prefills, oldest first, from their tenants' shares of the budget."""
-        shares = self._turns.shares(step.demand, step.budget)
+        shares = self._turns.shares(step.demand, step.budget, self.waiting.tenants)
         for request in sorted(step.prefills, key=lambda request: request.order):
             if request.phase is not Phase.RUNNING:
                 continue

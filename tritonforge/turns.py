@@ -1,6 +1,6 @@
 """Whose prefill tokens a step computes, tenant by tenant. Pure; the StepPlanner is the only caller."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 SLACK_STEPS = 4
 """Tenants whose prefills differ by no more than so many full steps are even."""
@@ -11,7 +11,7 @@ HALF_LIFE_NS = 30_000_000_000
 HEAVY = 1.5
 """A tenant that computed more than so many times its equal share of late is heavy."""
 
-HEAVY_PART = 8
+HEAVY_PART = 4
 """In a step of its own a heavy tenant prefills no more than this part of the budget."""
 
 
@@ -48,9 +48,10 @@ class PrefillTurns:
     does not fill more than half of it: short prompts come out of short steps. Everybody gets a token of each step, so
     the oldest request always progresses.
 
-    A heavy tenant comes last, with that one token beside others; in steps of its own it prefills a small part of the
-    budget. So a tenant that comes now and then waits for a short step and then has one for itself, and a flood costs it
-    little. One that is heavy beside others that compute nothing more is soon alone, and not heavy.
+    A flood is a tenant that is heavy and has more requests waiting. It comes last, with that one token beside others;
+    in steps of its own it prefills a small part of the budget. So a tenant that comes now and then waits for a short
+    step and then has one for itself. One that floods beside others that compute nothing more is soon alone, and no
+    longer heavy; and short steps cost it little, since its decodes are in them.
     """
 
     def __init__(self) -> None:
@@ -58,19 +59,22 @@ class PrefillTurns:
         self._computed: dict[str, int] = {}
         self._tenants: set[str] = set()
 
-    def shares(self, demand: Mapping[str, int], budget: int) -> dict[str, int]:
-        """The prefill tokens of each tenant in this step: at least 1, so `budget` must be at least len(demand)."""
+    def shares(self, demand: Mapping[str, int], budget: int, waiting: Set[str]) -> dict[str, int]:
+        """The prefill tokens of each tenant in this step: at least 1, so `budget` must be at least len(demand).
+
+        `waiting` are the tenants that have more requests in the queue.
+        """
         self._meet(demand)
-        heavy = self._recent.heavy() & demand.keys()
-        most_heavy = 1 if demand.keys() - heavy else max(1, budget // HEAVY_PART)
+        floods = self._recent.heavy() & waiting & demand.keys()
+        most_of_flood = 1 if demand.keys() - floods else max(1, budget // HEAVY_PART)
         even = min((self._computed[tenant] for tenant in demand), default=0) + SLACK_STEPS * budget
-        turns = sorted(demand, key=lambda tenant: (tenant in heavy, self._computed[tenant] > even, demand[tenant]))
+        turns = sorted(demand, key=lambda tenant: (tenant in floods, self._computed[tenant] > even, demand[tenant]))
         shares: dict[str, int] = {}
         half = budget // 2
         for position, tenant in enumerate(turns, 1):
             room = budget - (len(turns) - position)
-            if tenant in heavy:
-                room = min(room, most_heavy)
+            if tenant in floods:
+                room = min(room, most_of_flood)
             elif position > 1 and demand[tenant] > room:
                 room = max(1, room - half)
             shares[tenant] = min(demand[tenant], room)
