@@ -4,7 +4,6 @@ It knows the wire contract and tritonclient's protobuf messages. It must not kno
 """
 
 import contextlib
-import json
 import re
 import struct
 import uuid
@@ -25,6 +24,7 @@ from tritonforge.errors import (
     TritonForgeError,
 )
 from tritonforge.ports import is_loopback
+from tritonforge.wire_values import encode_text, pack_ids, set_parameter, unpack
 
 DECODER = "decoder"
 CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
@@ -55,7 +55,8 @@ class Chunk:
     """One response of a stream. Only the last one has statistics (counts, microseconds).
 
     `text` and `finish_reason` are those of the response's first answer, and with n = 1 there is no other. `outputs`
-    holds all tensors of the response by their names (see contract.py), as flat tuples of str, int or float.
+    holds all tensors of the response by their names (see contract.py), as flat tuples of str, int or float. `version`
+    is the model version that answered, the number of its release (see routing.py).
     """
 
     text: str
@@ -63,6 +64,7 @@ class Chunk:
     finish_reason: str | None = None
     statistics: dict[str, int] | None = None
     outputs: dict[str, tuple] = field(default_factory=dict, compare=False, repr=False)
+    version: str = field(default="", compare=False)
 
 
 def infer_request(
@@ -80,15 +82,15 @@ def infer_request(
     """
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id or uuid.uuid4().hex)
     if text is not None:
-        data = _encode(text) if isinstance(text, str) else text
+        data = encode_text(text) if isinstance(text, str) else text
         request.inputs.add(name=TEXT_INPUT.name, datatype="BYTES", shape=(1, 1))
         request.raw_input_contents.append(struct.pack("<I", len(data)) + data)
     if input_ids is not None:
         request.inputs.add(name=INPUT_IDS.name, datatype="INT32", shape=(1, len(input_ids)))
-        request.raw_input_contents.append(_pack_ids(input_ids))
+        request.raw_input_contents.append(pack_ids(input_ids))
     for name, value in options.items():
         if value is not None:
-            _set_parameter(request.parameters[name], name, value)
+            set_parameter(request.parameters[name], name, value)
     return request
 
 
@@ -98,7 +100,7 @@ def parse_response(response: service_pb2.ModelStreamInferResponse) -> Chunk:
         raise typed_error(response.error_message)
     infer_response = response.infer_response
     outputs = {
-        output.name: _unpack(output.datatype, raw)
+        output.name: unpack(output.datatype, raw)
         for output, raw in zip(infer_response.outputs, infer_response.raw_output_contents, strict=True)
     }
     statistics = {tensor.name: outputs[tensor.name][0] for tensor in STATISTICS if tensor.name in outputs}
@@ -108,6 +110,7 @@ def parse_response(response: service_pb2.ModelStreamInferResponse) -> Chunk:
         finish_reason=outputs.get(FINISH_REASON.name, ("",))[0] or None,
         statistics=statistics or None,
         outputs=outputs,
+        version=infer_response.model_version,
     )
 
 
@@ -156,10 +159,10 @@ def stream(
     """
     with _channel(channel_or_url) as channel:
         call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter((request,)), timeout=timeout)
-        ended = False
+        ended, version = False, request.model_version
         try:
             for response in call:
-                ended = is_final(response)
+                ended, version = is_final(response), response.infer_response.model_version
                 yield parse_response(response)
                 if ended:
                     return
@@ -170,15 +173,19 @@ def stream(
             raise rpc_error(error) from None
         finally:
             if not ended:
-                _abandon(channel, call.cancel, request)
+                _abandon(channel, call.cancel, request, version)
 
 
-def cancel(channel_or_url: grpc.Channel | str, request_id: str, timeout: float = CANCEL_TIMEOUT_S) -> None:
+def cancel(
+    channel_or_url: grpc.Channel | str, request_id: str, timeout: float = CANCEL_TIMEOUT_S, *, version: str = ""
+) -> None:
     """Ask the decoder to cancel the request with this id; its stream then ends with the reason `cancelled`.
 
-    Returns once the decoder has answered. Raises NotFound when it knows no such request (any more).
+    `version` is that of the stream's chunks; the stable release's decoder is asked without it. Returns once the decoder
+    has answered. Raises NotFound when it knows no such request (any more).
     """
     request = infer_request(DECODER, input_ids=(), cancel=request_id)
+    request.model_version = version
     for _ in stream(channel_or_url, request, timeout):
         pass
 
@@ -189,14 +196,17 @@ def generate(
     """Return the whole answer to `request` as one chunk, whether it is streamed or not."""
     chunks = list(stream(channel_or_url, request, timeout))
     ids = tuple(token for chunk in chunks for token in chunk.token_ids)
-    return Chunk("".join(chunk.text for chunk in chunks), ids, chunks[-1].finish_reason, chunks[-1].statistics)
+    last, text = chunks[-1], "".join(chunk.text for chunk in chunks)
+    return Chunk(text, ids, last.finish_reason, last.statistics, version=last.version)
 
 
-def _abandon(channel: grpc.Channel, close_call: Callable[[], bool], request: service_pb2.ModelInferRequest) -> None:
+def _abandon(
+    channel: grpc.Channel, close_call: Callable[[], bool], request: service_pb2.ModelInferRequest, version: str
+) -> None:
     close_call()
     if request.model_name != DECODER:
         with contextlib.suppress(TritonForgeError):  # it may have finished meanwhile, or the server is gone
-            cancel(channel, request.id)
+            cancel(channel, request.id, version=version)
 
 
 @contextlib.contextmanager
@@ -206,47 +216,3 @@ def _channel(channel_or_url: grpc.Channel | str) -> Iterator[grpc.Channel]:
         return
     with connect(channel_or_url) as channel:
         yield channel
-
-
-def _encode(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        rule = f"must be UTF-8 text; it has an invalid character at position {error.start}"
-        raise InvalidRequest(f"{TEXT_INPUT.name} {rule}") from None
-
-
-def _set_parameter(parameter: service_pb2.InferParameter, name: str, value: object) -> None:
-    if isinstance(value, list | tuple):
-        value = json.dumps(value, ensure_ascii=False)
-    kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
-    try:
-        setattr(parameter, kinds[type(value)], value)
-    except (KeyError, ValueError) as error:
-        rule = "must be a bool, a 64-bit int, a float, a string or a list"
-        raise InvalidRequest(f"{name} {rule}, got {value!r}") from error
-
-
-def _pack_ids(input_ids: Sequence[int]) -> bytes:
-    try:
-        return struct.pack(f"<{len(input_ids)}i", *input_ids)
-    except struct.error as error:
-        bad = next(i for i in input_ids if not isinstance(i, int) or not -(2**31) <= i < 2**31)
-        raise InvalidRequest(f"input_ids must be 32-bit integers, got {bad!r}") from error
-
-
-def _unpack(datatype: str, raw: bytes) -> tuple:
-    """The elements of a tensor."""
-    if datatype == "BYTES":
-        return tuple(_unpack_strings(raw))
-    code, size = {"INT32": ("i", 4), "INT64": ("q", 8), "FP32": ("f", 4)}[datatype]
-    return struct.unpack(f"<{len(raw) // size}{code}", raw)
-
-
-def _unpack_strings(raw: bytes) -> Iterator[str]:
-    """Texts of a BYTES tensor: each is its length in 4 bytes, then its UTF-8."""
-    position = 0
-    while position < len(raw):
-        start = position + 4
-        position = start + struct.unpack_from("<I", raw, position)[0]
-        yield raw[start:position].decode()

@@ -17,6 +17,8 @@ from tritonforge.errors import NotFound, ReleaseMismatch
 MANIFEST = "manifest.json"
 FORMAT = 1
 MODEL_REPOSITORY = "model_repository"
+POINTER = "release_folder"
+"""The file of a composed repository that says where a version's files are."""
 REQUIRED = ("format", "name", "digest", "files")
 
 
@@ -108,11 +110,6 @@ class Release:
             raise NotFound(f"no release at {root}: it has no {MANIFEST}, so it was never built or never finished")
         return cls(root, _parse(file))
 
-    @classmethod
-    def of_version_folder(cls, folder: Path) -> "Release":
-        """The release whose decoder is loaded from `folder`: its own version folder, or one of links to its files."""
-        return cls.open((folder / "decoder.json").resolve().parents[3])
-
     @property
     def name(self) -> str:
         """The name of the recipe that made the release."""
@@ -131,6 +128,16 @@ class Release:
     def verify(self) -> None:
         """Compare every file with the manifest; ReleaseMismatch names the changed, missing or foreign file."""
         verify_files(self.root, self.manifest["files"], ignore=(MANIFEST,))
+
+
+def version_folder(arguments: Mapping[str, str]) -> Path:
+    """The folder with a model's files, from the arguments of its initialize(): where it lies in its release.
+
+    A repository composed of several releases has nothing but the model's code and the path of that folder.
+    """
+    folder = Path(arguments["model_repository"]) / arguments["model_version"]
+    pointer = folder / POINTER
+    return Path(pointer.read_text(encoding="utf-8")) if pointer.exists() else folder
 
 
 def write_manifest(root: str | Path, *, name: str, **facts: Any) -> Release:

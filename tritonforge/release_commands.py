@@ -1,6 +1,8 @@
 """`tritonforge release list, canary, promote, rollback`: the command line's end, and what the launcher does with it."""
 
 import argparse
+import inspect
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,10 @@ class CommandTable:
         if name not in self._commands:
             raise InvalidRequest(f"command must be one of {', '.join(self._commands)}, got {name!r}")
         try:
-            return self._commands[name](**request)
+            inspect.signature(self._commands[name]).bind(**request)
         except TypeError as error:
             raise InvalidRequest(f"command {name}: {error}") from None
+        return self._commands[name](**request)
 
 
 def add_parser(commands: Any) -> None:
@@ -58,8 +61,6 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out one release command on a running server and say what it serves then."""
-    import json
-
     request: dict[str, Any] = {"command": arguments.action}
     if arguments.action == "canary":
         request |= {"release": str(arguments.release.absolute()), "share": arguments.share, "tenants": arguments.tenant}

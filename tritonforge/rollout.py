@@ -6,7 +6,7 @@ only after new requests go elsewhere, and Triton lets go of it when its last str
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -73,12 +73,14 @@ class Rollout:
     def compose(self, run_dir: Path) -> Path:
         """Make the model repository of a server that is about to start, and return it.
 
-        It holds the stable release only: a server that died while a canary was tried comes back without it.
+        It holds the stable release only, under the number it had: a server that died while a canary was tried comes
+        back without it.
         """
         self._restarting.set()
         with self._commands:
             self._restarting.clear()
-            stable = self._number(self.release)
+            served = self._served
+            stable = self._number(self.release) if served is None else served.stable
             self._served = _Served(ServingRepository(run_dir / "model_repository", stable), stable)
             return self._served.repository.root
 
@@ -154,8 +156,9 @@ class Rollout:
         served.repository.point(STABLE_MODEL, new)
         self._load(STABLE_MODEL)
         self._state.promote(new.release)
+        served.stable = new
         self._set_share(served, NOTHING)
-        served.stable, served.canary = new, None
+        served.canary = None
         self._await_routes()
         self._drop_canary_model(served)
         self._retire(served, old)
@@ -199,26 +202,17 @@ class Rollout:
         self._next -= 1
         return Version(self._next + 1, release)
 
-    def _exclusive(self) -> "_Exclusive":
-        return _Exclusive(self)
-
-
-class _Exclusive:
-    """Inside, one command owns what is served. Refuses a second one at the same time."""
-
-    def __init__(self, rollout: Rollout) -> None:
-        self._rollout = rollout
-
-    def __enter__(self) -> _Served:
-        if not self._rollout._commands.acquire(blocking=False):
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[_Served]:
+        """Inside, one command owns what is served. Raises Overloaded while another one is under way."""
+        if not self._commands.acquire(blocking=False):
             raise Overloaded("another release command is under way, or the server is being started")
-        if self._rollout._served is None:
-            self._rollout._commands.release()
-            raise Overloaded("the server is not started yet")
-        return self._rollout._served
-
-    def __exit__(self, *_: object) -> None:
-        self._rollout._commands.release()
+        try:
+            if self._served is None:
+                raise Overloaded("the server is not started yet")
+            yield self._served
+        finally:
+            self._commands.release()
 
 
 def _told(release: Release) -> dict[str, str]:

@@ -55,8 +55,10 @@ class Router:
         """Like client.stream(). A canary that is gone before its first response is no failure: the stable answers."""
         routed = service_pb2.ModelInferRequest()
         routed.CopyFrom(request)
-        routed.model_name = self.target(request).model
-        started = False
+        target, started = self.target(request), False
+        routed.model_name = target.model
+        if target.model != STABLE_MODEL:  # so that it can be cancelled there before its first response
+            routed.model_version = str(target.version)
         try:
             for chunk in stream(self._channel, routed, timeout):
                 started = True

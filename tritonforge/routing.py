@@ -85,7 +85,7 @@ class Route:
 
 def position(request_id: str) -> float:
     """Where in [0, 1) an id lies: the first 8 bytes of its SHA-256."""
-    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8]) / 2**64
+    return int.from_bytes(hashlib.sha256(request_id.encode("utf-8", "surrogatepass")).digest()[:8]) / 2**64
 
 
 def share_of(fraction: float | None, tenants: Sequence[str]) -> Share:

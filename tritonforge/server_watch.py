@@ -5,7 +5,7 @@ The supervisor looks twice a second. What is found is a Cause: a kind for the me
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from tritonforge.release import Release
@@ -58,12 +58,19 @@ def cause_of_end(process: TritonProcess, stubs: Mapping[int, int], ended: set[in
     return Cause("stub_died", f"the Python stub of pid {pids} died" if pids else "a stop was asked for")
 
 
-def watch_stubs(stubs: dict[int, int], pids: Iterable[int]) -> None:
-    """Make `stubs` map a new pidfd to each of `pids` that lives; the pidfds it held are closed."""
-    for pidfd in stubs:
-        os.close(pidfd)
-    stubs.clear()
-    stubs |= {pidfd: pid for pid in pids if (pidfd := open_pidfd(pid)) is not None}
+def watch_stubs(stubs: dict[int, int], pids: Iterable[int], leaving: Collection[int] = ()) -> None:
+    """Have `stubs` map a pidfd to each of `pids` too, and to none of `leaving`, whose pidfds are closed.
+
+    One that died since stays in it: only so is its death seen.
+    """
+    for pidfd, pid in list(stubs.items()):
+        if pid in leaving:
+            os.close(pidfd)
+            del stubs[pidfd]
+    for pid in set(pids) - set(stubs.values()) - set(leaving):
+        pidfd = open_pidfd(pid)
+        if pidfd is not None:
+            stubs[pidfd] = pid
 
 
 def open_pidfd(pid: int) -> int | None:

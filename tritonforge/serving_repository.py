@@ -1,12 +1,14 @@
-"""The model repository that a tritonserver serves: releases side by side as versions, made of links to their files.
+"""The model repository that a tritonserver serves: releases side by side as versions. A release is never written to.
 
-A release folder is never written to. The rollout composes this, in the run folder of each server that is started.
+The rollout composes it, in the run folder of each server that is started.
 
-    tokenizer/config.pbtxt   1000/ -> files of one release   999/ -> files of another
-    decoder/config.pbtxt     1000/                           999/
-    llm/config.pbtxt         1000/   an ensemble whose steps are pinned to that version
-    llm_canary/config.pbtxt  999/    while there is a canary
+    tokenizer/config.pbtxt   1000/model.py, release_folder   999/...   a version each, which says where its release is
+    decoder/config.pbtxt     1000/model.py, release_folder   999/...
+    llm/config.pbtxt         1000/                           an ensemble whose steps are pinned to that version
+    llm_canary/config.pbtxt  999/                            while there is a canary
 
+A version's files are not linked here: Triton looks through links at the times of what they lead to, and loads a version
+again when one has changed, if only in its number of links.
 Numbers go down: a call without a version gets the highest, which is the stable release also while a canary is loaded.
 """
 
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tritonforge.errors import ReleaseMismatch
-from tritonforge.release import Release
+from tritonforge.release import POINTER, Release
 from tritonforge.routing import DIGEST, NAME, STABLE_MODEL, VERSION
 
 COMPONENTS = ("tokenizer", "decoder")
@@ -28,6 +30,7 @@ FIRST_VERSION = 1000
 RELEASED = "1"
 """The version folder of each model within a release."""
 CONFIG = "config.pbtxt"
+CODE = "model.py"
 _OPEN = "model_version: -1"
 
 
@@ -61,17 +64,15 @@ class ServingRepository:
                 raise ReleaseMismatch(f"{release.name}: {rule}; serve it with a server of its own")
 
     def add(self, version: Version) -> None:
-        """Link the files of a version. It is not served yet."""
+        """Add a version. It is not served yet."""
         for model in COMPONENTS:
-            folder, source = (
-                self.root / model / str(version.number),
-                version.release.model_repository / model / RELEASED,
-            )
+            source = version.release.model_repository / model / RELEASED
+            folder = self.root / model / str(version.number)
             folder.mkdir()
-            for path in source.iterdir() if source.is_dir() else ():
-                if path.name != "__pycache__":
-                    (folder / path.name).symlink_to(path)
-            _compile(folder / "model.py")
+            (folder / POINTER).write_text(str(source), encoding="utf-8")
+            with contextlib.suppress(FileNotFoundError):  # the load tells what is missing
+                shutil.copyfile(source / CODE, folder / CODE)
+            _compile(folder / CODE)
 
     def serve(self, *versions: Version) -> None:
         """Say which versions of tokenizer and decoder are to be loaded."""

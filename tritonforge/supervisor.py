@@ -138,7 +138,7 @@ class Supervisor(threading.Thread):
         stubs: dict[int, int] = {}
         try:
             self._await_ready(process)
-            watch_stubs(stubs, process.lasting_stub_pids())
+            watch_stubs(stubs, process.stub_pids())
             cause = self._serve(process, stubs)
             if self._stop_asked.is_set():
                 self._drain(process, stubs)
@@ -148,7 +148,7 @@ class Supervisor(threading.Thread):
                 raise
             cause = Cause("load_failed", str(error))
         finally:
-            watch_stubs(stubs, ())
+            watch_stubs(stubs, (), stubs.values())
         self._replace(process, cause)
 
     def _await_ready(self, process: TritonProcess) -> None:
@@ -172,7 +172,7 @@ class Supervisor(threading.Thread):
         while not ended and cause is None and not self._stop_asked.is_set():
             if self._renew_asked.is_set():
                 self._renew_asked.clear()
-                watch_stubs(stubs, process.lasting_stub_pids())
+                watch_stubs(stubs, process.stub_pids(), process.retired_stubs)
                 watch = ServerWatch(process, stubs.values(), self._releases())
                 self._renewed.set()
             ended = self._wait((process.pidfd, *stubs), LOOK_S)

@@ -101,7 +101,7 @@ class TritonProcess:
         variables = {**(environment or {}), **config.observe.environment(), VARIABLE: str(self._run_dir / "drain")}
         if config.histogram_buckets is not None:
             variables[BUCKETS_VARIABLE] = str(config.histogram_buckets.absolute())
-        self._retired: frozenset[int] = frozenset()
+        self.retired_stubs: frozenset[int] = frozenset()
         repository = config.compose(self._run_dir)
         arguments = [*install.lay_out(self._run_dir), *config.arguments(repository, self._memory.prefix)]
         with open(self.log_file, "ab") as log:
@@ -140,11 +140,7 @@ class TritonProcess:
 
     def retire(self, version: int) -> None:
         """Expect the stubs of a version to end: its models are about to be unloaded."""
-        self._retired |= {version}
-
-    def lasting_stub_pids(self) -> list[int]:
-        """Process ids of the stubs whose end is a death: all but those of retired versions."""
-        return [pid for pid in self.stub_pids() if not any(f"/{n}/model.py" in _command(pid) for n in self._retired)]
+        self.retired_stubs |= {pid for pid in self.stub_pids() if f"/{version}/model.py" in _command(pid)}
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines that this server wrote."""

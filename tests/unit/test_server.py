@@ -171,14 +171,14 @@ def test_the_decoder_is_told_to_drain_once_and_says_when_it_has(tmp_path, monkey
     timeouts = []
     drain.on_drain(lambda timeout_s: (timeouts.append(timeout_s), asked.set()), end_orphan=lambda code: None)
     file = drain.DrainFile(path)
-    assert not file.done
+    assert not file.done([os.getpid()])
     file.ask(2.5)
     assert asked.wait(5) and timeouts == [2.5]
     for _ in range(100):
-        if file.done:
+        if file.done([os.getpid()]):
             break
         drain.threading.Event().wait(0.02)
-    assert file.done
+    assert file.done([os.getpid()]) and not file.done([os.getpid(), 1]), "the server drains until every decoder has"
 
 
 def test_a_decoder_whose_tritonserver_died_ends_itself(tmp_path):

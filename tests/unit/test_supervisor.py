@@ -32,6 +32,7 @@ class Standin:
         self.server, self.stub = (self._start() for _ in range(2))
         self.pid, self.pidfd = self.server.pid, os.pidfd_open(self.server.pid)
         self.closed = self.drained = False
+        self.retired_stubs = set()
         type(self).made.append(self)
 
     def _start(self):
@@ -50,9 +51,6 @@ class Standin:
 
     def hung(self):
         return self.says_hung
-
-    def lasting_stub_pids(self):
-        return self.stub_pids()
 
     def failure(self):
         return EngineFailure("no luck")

@@ -4,7 +4,6 @@ execute() only validates and hands over: the engine loop computes, the emitter a
 """
 
 import os
-from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from tritonforge.emitter import Emitter
 from tritonforge.errors import InvalidRequest, NotFound, TritonForgeError
 from tritonforge.options import refuse_prompt_options
 from tritonforge.recorder import Recorder
-from tritonforge.release import Release
+from tritonforge.release import Release, version_folder
 from tritonforge.streams import CancelPoller, ResponseStream
 from tritonforge.triton import MetricsReporter, TritonSender, load_error, read_options, read_tensor
 
@@ -26,9 +25,9 @@ LOADED_SEQUENCES = 8
 
 class TritonPythonModel:
     def initialize(self, args):
-        folder = Path(args["model_repository"]) / args["model_version"]
+        folder = version_folder(args)
         try:
-            Release.of_version_folder(folder).verify()
+            Release.open(folder.parents[2]).verify()
             self.decoder, self.recorder = Decoder(folder, on_death=self._exit), Recorder()
             labels = {"model": args["model_name"], "version": args["model_version"]}
             self.reporter = MetricsReporter(self.decoder.loop, labels, self.recorder)

@@ -3,20 +3,19 @@
 All options pass through here on their way to the decoder, so an invalid one is refused before anything is tokenized.
 """
 
-from pathlib import Path
-
 import numpy as np
 
 from tritonforge.errors import TritonForgeError
 from tritonforge.options import parse_options
 from tritonforge.prompt import build_prompt, read_max_model_len
+from tritonforge.release import version_folder
 from tritonforge.text import Tokenizer
 from tritonforge.triton import error_response, load_error, read_options, read_text, response
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        folder = Path(args["model_repository"]) / args["model_version"]
+        folder = version_folder(args)
         try:
             self.tokenizer = Tokenizer(folder)
             self.max_model_len = read_max_model_len(folder)

@@ -1,0 +1,314 @@
+"""Releases come and go on a running server: what is loaded when, and what stays when something fails."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from tritonforge.contract import SERVED_MODELS, render_config
+from tritonforge.errors import EngineFailure, InvalidRequest, Overloaded, ReleaseMismatch
+from tritonforge.release import Release, version_folder, write_manifest
+from tritonforge.release_commands import CommandTable
+from tritonforge.rollout import Rollout
+from tritonforge.rollout_state import RolloutState
+from tritonforge.routing import Route
+
+
+def make_release(root: Path, *, batch: int = 64) -> Release:
+    """A release with the contract's models and next to nothing in them."""
+    for name, model in SERVED_MODELS.items():
+        folder = root / "model_repository" / name / "1"
+        folder.mkdir(parents=True)
+        config = render_config(model).replace("max_batch_size: 64", f"max_batch_size: {batch}")
+        (folder.parent / "config.pbtxt").write_text(config)
+        (folder / "model.py").write_text(f"NAME = {root.name!r}\n")
+    (root / "model_repository/decoder/1/decoder.json").write_text("{}")
+    return write_manifest(root, name=root.name)
+
+
+class Fake:
+    """A server that notes what it is asked and what the repository said then."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self.failing: set[tuple] = set()
+        self.repository: Path | None = None
+
+    def load(self, model):
+        self._do("load", model, tuple(self.config(model).version_policy.specific.versions))
+
+    def unload(self, model):
+        self._do("unload", model)
+
+    def generate(self, model):
+        self._do("generate", model)
+
+    def retire(self, number):
+        self.failing.clear()  # what failed was the version that goes
+        self._do("retire", number)
+
+    def _do(self, *call):
+        self.calls.append(call)
+        if call[:2] in self.failing:
+            raise EngineFailure(f"{call} fails")
+
+    def config(self, model):
+        """The model's configuration as it is on disk now; None when there is none."""
+        path = self.repository / model / "config.pbtxt"
+        return text_format.Parse(path.read_text(), model_config_pb2.ModelConfig()) if path.exists() else None
+
+    def route(self) -> Route:
+        """What clients read."""
+        told = [self.config(model) for model in ("llm", "llm_canary")]
+        return Route.of_parameters(
+            *({name: value.string_value for name, value in config.parameters.items()} for config in told if config)
+        )
+
+
+@pytest.fixture
+def one(tmp_path):
+    return make_release(tmp_path / "one")
+
+
+@pytest.fixture
+def two(tmp_path):
+    return make_release(tmp_path / "two")
+
+
+class Served:
+    def __init__(self, state, tmp_path):
+        self.fake, self._runs, self._tmp_path = Fake(), 0, tmp_path
+        self.rollout = Rollout(state, self.fake, grace_s=0.0)
+        self.start()
+
+    def start(self):
+        """Start a server, as the supervisor does: also the one that takes the place of a dead one."""
+        self._runs += 1
+        run_dir = self._tmp_path / f"run-{self._runs}"
+        run_dir.mkdir()
+        self.fake.repository = self.rollout.compose(run_dir)
+
+    def roles(self):
+        return [(row["role"], row["name"]) for row in self.rollout.describe()["served"]]
+
+
+@pytest.fixture
+def served(one, tmp_path):
+    return Served(RolloutState(one), tmp_path)
+
+
+def test_a_served_version_finds_its_release_and_adds_nothing_to_it(served, one):
+    before = sorted(one.root.rglob("*"))
+    arguments = {"model_repository": str(served.fake.repository / "decoder"), "model_version": "1000"}
+    assert version_folder(arguments) == one.model_repository / "decoder/1"
+    assert sorted(one.root.rglob("*")) == before
+
+
+def test_a_release_that_is_served_as_it_is_has_its_files_beside_its_code(one):
+    """`tritonserver --model-repository <release>/model_repository` goes on to work."""
+    decoder = one.model_repository / "decoder"
+    assert version_folder({"model_repository": str(decoder), "model_version": "1"}) == decoder / "1"
+
+
+def test_the_ensemble_is_pinned_to_the_version_that_is_served(served):
+    assert [step.model_version for step in served.fake.config("llm").ensemble_scheduling.step] == [1000, 1000]
+
+
+def test_the_server_tells_the_digest_that_it_serves(served, one):
+    assert served.fake.route().stable.digest == one.digest
+
+
+def test_nothing_of_a_served_version_changes_when_another_comes(served, two):
+    """Wrong: Triton would load the stable version again, and its streams' process would end as if it had died."""
+
+    def times():
+        folders = (served.fake.repository / model / "1000" for model in ("tokenizer", "decoder"))
+        return {path: path.stat().st_ctime_ns for folder in folders for path in (folder, *folder.rglob("*"))}
+
+    before = times()
+    assert not any(path.is_symlink() for path in before) and any(path.suffix == ".pyc" for path in before)
+    served.rollout.canary(two.root, 0.2)
+    assert times() == before
+
+
+def test_a_canary_is_a_lower_version_beside_the_stable_one(served, two):
+    """Lower: calls of tokenizer and decoder that name no version stay with the stable release."""
+    served.rollout.canary(two.root, 0.2)
+    assert served.fake.calls[:3] == [
+        ("load", "tokenizer", (1000, 999)),
+        ("load", "decoder", (1000, 999)),
+        ("load", "llm_canary", (999,)),
+    ]
+    route = served.fake.route()
+    assert (route.stable.version, route.canary.version, route.share.fraction) == (1000, 999, 0.2)
+    assert route.canary.digest == two.digest
+    assert [step.model_version for step in served.fake.config("llm_canary").ensemble_scheduling.step] == [999, 999]
+
+
+def test_a_canary_takes_no_request_before_it_has_generated_a_token(served, two):
+    shares = []
+    served.fake.generate = lambda model: shares.append(served.fake.route().share.fraction)
+    served.rollout.canary(two.root, 0.2)
+    assert shares == [0.0]
+
+
+@pytest.mark.parametrize("failing", [("load", "tokenizer"), ("load", "decoder"), ("generate", "llm_canary")])
+def test_a_canary_that_fails_leaves_the_stable_release_alone(served, two, failing):
+    served.fake.failing = {failing}
+    with pytest.raises(EngineFailure, match=failing[1]):
+        served.rollout.canary(two.root, 0.2)
+    assert served.roles() == [("stable", "one")] and served.fake.route().canary is None
+    assert served.fake.calls[-3:] == [("retire", 999), ("load", "tokenizer", (1000,)), ("load", "decoder", (1000,))]
+    served.rollout.canary(two.root, 0.2)
+    assert served.fake.route().canary.version == 998, "a number is never used again"
+
+
+def test_a_promotion_moves_new_requests_before_it_lets_go_of_the_old_version(served, two):
+    served.rollout.canary(two.root, 0.2)
+    served.fake.calls.clear()
+    served.rollout.promote()
+    assert served.fake.calls == [
+        ("load", "llm", (999,)),
+        ("load", "llm_canary", (999,)),
+        ("unload", "llm_canary"),
+        ("retire", 1000),
+        ("load", "tokenizer", (999,)),
+        ("load", "decoder", (999,)),
+    ]
+    assert served.roles() == [("stable", "two")] and served.rollout.describe()["previous"]["name"] == "one"
+
+
+def test_a_canary_that_is_taken_back_gets_nothing_new_before_it_goes(served, two):
+    served.rollout.canary(two.root, 0.2)
+    shares = []
+    served.fake.unload = lambda model: shares.append(served.fake.route().share.fraction)
+    served.rollout.rollback()
+    assert shares == [0.0] and served.roles() == [("stable", "one")]
+    assert served.fake.route().canary is None
+
+
+def test_a_rollback_after_a_promotion_brings_the_old_release_back_as_a_new_version(served, two):
+    served.rollout.canary(two.root, 0.2)
+    served.rollout.promote()
+    served.rollout.rollback()
+    assert served.roles() == [("stable", "one")] and served.fake.route().stable.version == 998
+    with pytest.raises(InvalidRequest, match="neither a canary to take back nor an earlier release"):
+        served.rollout.rollback()
+
+
+def test_the_share_of_a_canary_changes_without_loading_it_again(served, two):
+    served.rollout.canary(two.root, 0.2)
+    served.fake.calls.clear()
+    served.rollout.canary(two.root, None, ["acme"])
+    assert served.fake.calls == [("load", "llm_canary", (999,))]
+    assert served.fake.route().share.tenants == ("acme",)
+
+
+def test_a_server_that_died_during_a_canary_comes_back_without_it(served, two):
+    served.rollout.canary(two.root, 0.2)
+    served.start()
+    assert served.roles() == [("stable", "one")] and served.fake.route().canary is None
+    assert served.rollout.releases() == (served.rollout.release,)
+    assert served.fake.route().stable.version == 1000, "its metrics go on under the labels they had"
+    served.rollout.canary(two.root, 0.2)
+    assert served.fake.route().canary.version == 998
+
+
+def test_a_death_ends_the_command_that_waits_for_the_routes(one, two, tmp_path):
+    """Wrong: the dead server would not be replaced before the command is done."""
+    served = Served(RolloutState(one), tmp_path)
+    served.rollout._grace_s = 60.0
+    served.rollout.canary(two.root, 0.2)
+    failed, waiting = [], threading.Event()
+    set_share = served.rollout._set_share
+    served.rollout._set_share = lambda *given: (set_share(*given), waiting.set())
+
+    def take_back():
+        try:
+            served.rollout.rollback()
+        except EngineFailure as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=take_back)
+    thread.start()
+    assert waiting.wait(10)
+    served.start()
+    thread.join(10)
+    assert failed and "comes back with its stable release" in str(failed[0])
+
+
+def test_a_second_command_at_the_same_time_is_refused(served, two):
+    started, end = threading.Event(), threading.Event()
+    served.fake.generate = lambda model: (started.set(), end.wait(10))
+    thread = threading.Thread(target=served.rollout.canary, args=(two.root, 0.2))
+    thread.start()
+    assert started.wait(10)
+    with pytest.raises(Overloaded, match="another release command is under way"):
+        served.rollout.promote()
+    end.set()
+    thread.join(10)
+    assert served.roles() == [("stable", "one"), ("canary", "two")]
+
+
+def test_what_cannot_be_done_is_refused_with_the_reason(served, one, two, tmp_path):
+    with pytest.raises(InvalidRequest, match="no canary to promote"):
+        served.rollout.promote()
+    with pytest.raises(InvalidRequest, match="is the one that is served"):
+        served.rollout.canary(one.root, 0.2)
+    served.rollout.canary(two.root, 0.2)
+    with pytest.raises(InvalidRequest, match="two is the canary; promote it or take it back first"):
+        served.rollout.canary(make_release(tmp_path / "three").root, 0.2)
+
+
+def test_a_release_with_another_configuration_is_no_version_of_the_same_model(served, tmp_path):
+    """One configuration holds for all versions: Triton would load the stable release again with the other's."""
+    with pytest.raises(ReleaseMismatch, match=r"config\.pbtxt of tokenizer is not the one"):
+        served.rollout.canary(make_release(tmp_path / "other", batch=8).root, 0.2)
+    assert served.fake.calls == [] and served.roles() == [("stable", "one")]
+
+
+def test_a_promotion_outlives_the_launcher(one, two, tmp_path):
+    state = tmp_path / "state"
+    served = Served(RolloutState(one, state), tmp_path)
+    served.rollout.canary(two.root, 0.2)
+    served.rollout.promote()
+    again = RolloutState(one, state)
+    assert (again.stable.digest, again.previous.digest) == (two.digest, one.digest)
+
+
+def test_another_given_release_starts_over(one, two, tmp_path):
+    """Whoever changes what is given wants that served, not what was promoted before."""
+    state = tmp_path / "state"
+    RolloutState(one, state).promote(two)
+    three = make_release(tmp_path / "three")
+    assert RolloutState(three, state).stable.digest == three.digest
+
+
+def test_a_state_that_cannot_be_read_is_refused(one, tmp_path):
+    (tmp_path / "rollout.json").write_text("{")
+    with pytest.raises(ReleaseMismatch, match="remove it to start over"):
+        RolloutState(one, tmp_path)
+
+
+def test_a_promoted_release_that_was_replaced_is_refused(one, two, tmp_path):
+    state = tmp_path / "state"
+    RolloutState(one, state).promote(two)
+    (two.root / "more").touch()
+    write_manifest(two.root, name="two")
+    with pytest.raises(ReleaseMismatch, match="another release than when it was promoted"):
+        RolloutState(one, state)
+
+
+def test_commands_reach_the_rollout_and_what_is_none_is_refused(served, two):
+    table = CommandTable(served.rollout)
+    assert table({"command": "list"})["served"][0]["name"] == "one"
+    table({"command": "canary", "release": str(two.root), "share": 0.5, "tenants": []})
+    assert served.fake.route().share.fraction == 0.5
+    assert json.dumps(table({"command": "promote"}))
+    with pytest.raises(InvalidRequest, match="command must be one of list, canary, promote, rollback, got 'x'"):
+        table({"command": "x"})
+    with pytest.raises(InvalidRequest, match=r"command promote: .*force"):
+        table({"command": "promote", "force": True})
