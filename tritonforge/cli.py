@@ -16,6 +16,7 @@ from tritonforge.gateway.arguments import add_parsers as add_gateway
 from tritonforge.observe_command import add_arguments, add_log_command, observation
 from tritonforge.probe_command import add_command as add_probe
 from tritonforge.release import Release
+from tritonforge.release_commands import add_parser as add_release
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -53,6 +54,7 @@ def serve(arguments: argparse.Namespace) -> int:
         histogram_buckets=arguments.histogram_buckets,
         tritonserver=arguments.tritonserver,
         observe=observation(arguments),
+        state=arguments.state,
     )
     signals = 0
 
@@ -159,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     many.set_defaults(run=chat)
     _add_plan(commands)
     _add_capacity(commands)
+    add_release(commands)
     add_gateway(commands)
     add_probe(commands)
     add_log_command(commands)
@@ -171,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_serve(commands) -> None:
     command = commands.add_parser("serve", help="serve a release on tritonserver, supervised")
     command.add_argument("--release", type=Path, required=True, help="the release folder")
+    command.add_argument("--state", type=Path, help="a folder that remembers promotions (default: none is kept)")
     command.add_argument("--address", default="127.0.0.1", help="the address to bind to (default: %(default)s)")
     for name, port in (("grpc", 8001), ("http", 8000), ("metrics", 8002)):
         command.add_argument(f"--{name}-port", type=int, default=port, help="0: a free one (default: %(default)s)")
