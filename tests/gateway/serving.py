@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tritonforge.gateway.alias_router import AliasRouter
-from tritonforge.gateway.command import http_server, listen, make_edge, model_info
+from tritonforge.gateway.command import http_server, listen, make_edge, model_info, models_of
 from tritonforge.gateway.config import GatewayConfig
 from tritonforge.gateway.edge import Edge
 from tritonforge.gateway.keys import KeyStore, create_key
@@ -65,13 +65,13 @@ class Gateway:
 
 @contextlib.contextmanager
 def serve_gateway(
-    triton: str,
-    release: Path,
+    triton: str | None,
+    release: Path | None,
     folder: Path,
     tables: Mapping[str, Any] | None = None,
     tenants: tuple[str, ...] = ("open",),
 ) -> Iterator[Gateway]:
-    """A gateway in front of `triton` (host:port); `tables` are the content of gateway.toml."""
+    """A gateway in front of `triton` (host:port), or of the [models] of `tables`, the content of gateway.toml."""
     file = folder / "keys.json"
     keys = {tenant: create_key(file, tenant)[1] for tenant in tenants}
     listener = listen("127.0.0.1", 0)
@@ -80,7 +80,7 @@ def serve_gateway(
 
     async def main() -> None:
         config = GatewayConfig.of_tables(tables or {})
-        models = {MODEL: (model_info(release, MODEL), (triton,))}
+        models = {MODEL: (model_info(release, MODEL), (triton,))} if triton else models_of(config.routing)
         router = AliasRouter(config.routing, models)
         made["edge"], made["loop"] = make_edge(config, KeyStore(file), router), asyncio.get_running_loop()
         made["server"] = http_server(made["edge"])
