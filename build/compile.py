@@ -199,6 +199,7 @@ def decoder_config(recipe: Recipe, model: dict[str, Any], blocks: int) -> dict[s
             "max_num_batched_tokens": limits.max_num_batched_tokens,
             "max_waiting": limits.max_waiting,
             "max_waiting_tokens": limits.max_waiting_tokens,
+            "stream_interval_ms": limits.stream_interval_ms,
         },
         "stop_token_ids": list(model["stop_token_ids"]),
     }

@@ -84,6 +84,7 @@ class Limits:
     max_num_batched_tokens: int = rule(low=1, high=1 << 20)
     max_waiting: int = rule(low=0, high=1 << 20)
     max_waiting_tokens: int = rule(low=1, high=1 << 30)
+    stream_interval_ms: int = rule(100, low=1, high=10_000)
 
 
 @dataclass(frozen=True, kw_only=True)

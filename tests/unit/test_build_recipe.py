@@ -283,7 +283,8 @@ def test_decoder_json_carries_the_recipe_to_the_decoder():
     config = compile_stage.decoder_config(recipe, {**MODEL, "stop_token_ids": [0, 2]}, 77)
     assert config["engine"] == "openvino" and config["stop_token_ids"] == [0, 2]
     assert config["engine_config"]["num_blocks"] == 77 and config["engine_config"]["vocab_size"] == 49152
-    assert config["scheduler"] == {name: VALID["limits"][name] for name in config["scheduler"]}
+    limits = {**VALID["limits"], "stream_interval_ms": 100}
+    assert config["scheduler"] == {name: limits[name] for name in config["scheduler"]}
 
 
 def test_every_figure_beyond_its_limit_is_named():
