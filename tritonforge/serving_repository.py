@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tritonforge.errors import ReleaseMismatch
-from tritonforge.release import POINTER, Release
+from tritonforge.release import POINTER, Release, version_folder
 from tritonforge.routing import DIGEST, NAME, STABLE_MODEL, VERSION
 
 COMPONENTS = ("tokenizer", "decoder")
@@ -72,6 +72,7 @@ class ServingRepository:
             (folder / POINTER).write_text(str(source), encoding="utf-8")
             with contextlib.suppress(FileNotFoundError):  # the load tells what is missing
                 shutil.copyfile(source / CODE, folder / CODE)
+                _check_code(version.release, model, folder / CODE)
             _compile(folder / CODE)
 
     def serve(self, *versions: Version) -> None:
@@ -108,6 +109,13 @@ def _config(release: Release, model: str) -> str:
         return (release.model_repository / model / CONFIG).read_text(encoding="utf-8")
     except OSError as error:
         raise ReleaseMismatch(f"{release.name}: {CONFIG} of {model} cannot be read: {error.strerror}") from None
+
+
+def _check_code(release: Release, model: str, code: Path) -> None:
+    """A model that looks for its files beside its code would not find them here."""
+    if version_folder.__name__ not in code.read_text(encoding="utf-8"):
+        rule = f"its {model} was assembled by an older version of this project, and finds its files only by itself"
+        raise ReleaseMismatch(f"{release.name}: {rule}; assemble it again with build/release.py")
 
 
 def _compile(source: Path) -> None:

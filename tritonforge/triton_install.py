@@ -18,6 +18,8 @@ CONTAINER_BINARY = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 LIBPYTHON = f"libpython{PYTHON}.so.1.0"
 STUB = "triton_python_backend_stub"
+VERTEX_AI = "AIP_MODE"
+"""With this variable Triton opens one more port, on every address."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class TritonInstall:
 
         The stub's own Python is isolated: no PYTHON... variable reaches it, so it does write __pycache__ folders.
         """
-        environment = dict(os.environ)
+        environment = {name: value for name, value in os.environ.items() if name != VERTEX_AI}
         if self.links:
             inherited = os.environ.get("LD_LIBRARY_PATH")
             folders = [*map(str, self.library_path), str(run_dir / "lib"), *([inherited] if inherited else [])]

@@ -17,14 +17,14 @@ from tritonforge.rollout_state import RolloutState
 from tritonforge.routing import Route
 
 
-def make_release(root: Path, *, batch: int = 64) -> Release:
+def make_release(root: Path, *, batch: int = 64, code: str = "version_folder(args)") -> Release:
     """A release with the contract's models and next to nothing in them."""
     for name, model in SERVED_MODELS.items():
         folder = root / "model_repository" / name / "1"
         folder.mkdir(parents=True)
         config = render_config(model).replace("max_batch_size: 64", f"max_batch_size: {batch}")
         (folder.parent / "config.pbtxt").write_text(config)
-        (folder / "model.py").write_text(f"NAME = {root.name!r}\n")
+        (folder / "model.py").write_text(f"NAME = {root.name!r}  # {code}\n")
     (root / "model_repository/decoder/1/decoder.json").write_text("{}")
     return write_manifest(root, name=root.name)
 
@@ -88,7 +88,7 @@ class Served:
         """Start a server, as the supervisor does: also the one that takes the place of a dead one."""
         self._runs += 1
         run_dir = self._tmp_path / f"run-{self._runs}"
-        run_dir.mkdir()
+        run_dir.mkdir(parents=True)
         self.fake.repository = self.rollout.compose(run_dir)
 
     def roles(self):
@@ -268,6 +268,15 @@ def test_a_release_with_another_configuration_is_no_version_of_the_same_model(se
     with pytest.raises(ReleaseMismatch, match=r"config\.pbtxt of tokenizer is not the one"):
         served.rollout.canary(make_release(tmp_path / "other", batch=8).root, 0.2)
     assert served.fake.calls == [] and served.roles() == [("stable", "one")]
+
+
+def test_a_release_of_an_older_version_is_refused_with_the_remedy(served, tmp_path):
+    """Wrong: it would fail to load with a path that nobody knows."""
+    old = make_release(tmp_path / "old", code="")
+    with pytest.raises(ReleaseMismatch, match=r"older version .* assemble it again with build/release\.py"):
+        served.rollout.canary(old.root, 0.2)
+    with pytest.raises(ReleaseMismatch, match="older version"):
+        Served(RolloutState(old), tmp_path / "run")
 
 
 def test_a_promotion_outlives_the_launcher(one, two, tmp_path):

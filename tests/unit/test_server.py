@@ -16,6 +16,7 @@ from tritonforge.errors import InvalidRequest, NotFound, SetupError
 from tritonforge.ports import Ports, reachable
 from tritonforge.server import Server
 from tritonforge.supervisor import RestartPolicy
+from tritonforge.triton_install import TritonInstall
 from tritonforge.triton_process import TritonProcess
 
 
@@ -131,6 +132,15 @@ def test_a_load_error_is_told_in_one_line_without_its_traceback(tmp_path):
 def test_without_a_load_error_the_last_fatal_line_is_told(tmp_path):
     text = 'I1130 11:38:43.6 1 a.cc:1] "fine"\nE1130 11:38:43.6 1 main.cc:2] "failed to start HTTP service"\n'
     assert "ended with code 1: failed to start HTTP service" in str(log_of(tmp_path, text))
+
+
+@pytest.mark.parametrize("install", [TritonInstall(Path("/b")), TritonInstall(Path("/b"), {"backends/x": Path("/x")})])
+def test_no_variable_opens_a_port_that_was_not_asked_for(install, monkeypatch, tmp_path):
+    """Triton serves Vertex AI on every address as soon as this variable is set."""
+    monkeypatch.setenv("AIP_MODE", "PREDICTION")
+    monkeypatch.setenv("KEPT", "1")
+    environment = install.environment(tmp_path)
+    assert "AIP_MODE" not in environment and environment["KEPT"] == "1"
 
 
 def test_a_missing_libpython_is_told_with_its_package(monkeypatch):
