@@ -12,6 +12,8 @@ from tritonforge.gateway.alias_router import AliasRouter
 from tritonforge.gateway.command import http_server, listen, make_edge, model_info, models_of
 from tritonforge.gateway.config import GatewayConfig
 from tritonforge.gateway.edge import Edge
+from tritonforge.gateway.edge_metrics import EdgeMetrics
+from tritonforge.gateway.keepers import keep_records
 from tritonforge.gateway.keys import KeyStore, create_key
 from tritonforge.gateway.records import Record
 
@@ -70,8 +72,13 @@ def serve_gateway(
     folder: Path,
     tables: Mapping[str, Any] | None = None,
     tenants: tuple[str, ...] = ("open",),
+    *,
+    keep: bool = False,
 ) -> Iterator[Gateway]:
-    """A gateway in front of `triton` (host:port), or of the [models] of `tables`, the content of gateway.toml."""
+    """A gateway in front of `triton` (host:port), or of the [models] of `tables`, the content of gateway.toml.
+
+    `keep`: with metrics, audit and usage, as `tritonforge gateway` has them.
+    """
     file = folder / "keys.json"
     keys = {tenant: create_key(file, tenant)[1] for tenant in tenants}
     listener = listen("127.0.0.1", 0)
@@ -81,8 +88,11 @@ def serve_gateway(
     async def main() -> None:
         config = GatewayConfig.of_tables(tables or {})
         models = {MODEL: (model_info(release, MODEL), (triton,))} if triton else models_of(config.routing)
-        router = AliasRouter(config.routing, models)
-        made["edge"], made["loop"] = make_edge(config, KeyStore(file), router), asyncio.get_running_loop()
+        metrics = EdgeMetrics()
+        router = AliasRouter(config.routing, models, metrics)
+        made["edge"], made["loop"] = make_edge(config, KeyStore(file), router, metrics), asyncio.get_running_loop()
+        if keep:
+            keep_records(made["edge"])
         made["server"] = http_server(made["edge"])
         ready.set()
         await made["server"].serve(sockets=[listener])
@@ -91,7 +101,7 @@ def serve_gateway(
     thread.start()
     assert ready.wait(START_S)
     gateway = Gateway(f"http://127.0.0.1:{listener.getsockname()[1]}", keys, file, made["edge"], made["loop"])
-    made["edge"].observers = (gateway.observe,)
+    made["edge"].observers = (*made["edge"].observers, gateway.observe)
     try:
         yield gateway
     finally:

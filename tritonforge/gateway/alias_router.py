@@ -3,10 +3,10 @@ answer. See Router; the tables are described in routing_config.py.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tritonforge.gateway.attempts import Place
+from tritonforge.gateway.attempts import Desk, Place
 from tritonforge.gateway.managed import ManagedModel
 from tritonforge.gateway.model_info import ModelInfo
 from tritonforge.gateway.replicas import ReplicatedModel
@@ -65,6 +65,12 @@ class AliasRouter:
         names = list(dict.fromkeys((chosen, *alias.fallback)))
         places: list[Place] = [self.models_by_name.get(name) or self.managed[name] for name in names]
         return Route(self.models_by_name[chosen].info, RoutedBackend(places, alias, caller, self.watcher))
+
+    def desks(self) -> Iterator[tuple[str, Desk]]:
+        """Every replica and managed API, with the name of its model."""
+        for name, place in (*self.models_by_name.items(), *self.managed.items()):
+            for desk in place.desks:
+                yield name, desk
 
     async def ready(self) -> bool:
         """See Router."""

@@ -1,10 +1,12 @@
 """The ASGI application of the edge: its paths, and what every path has in common."""
 
 import contextlib
+import hmac
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,6 +23,7 @@ from tritonforge.gateway.responses import ClientGone, read_body
 from tritonforge.gateway.router import ModelInfo
 from tritonforge.gateway.schemas import DetokenizeRequest, EmbeddingRequest, TokenizeRequest, read
 from tritonforge.gateway.work import of_tokenize
+from tritonforge.ports import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +92,17 @@ class Small:
         ready = await self._edge.router.ready()
         return PlainTextResponse("ok\n" if ready else "no model is ready\n", 200 if ready else 503)
 
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics, for Prometheus: who has the token, or, where none is set, who asks from this machine."""
+        token = self._edge.config.records.metrics.token
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        local = request.client is not None and is_loopback(request.client.host + ":0")
+        if not (local if token is None else hmac.compare_digest(given.encode(), token.encode())):
+            raise ApiError(
+                403, "The metrics are not for everybody: see [metrics].", "forbidden", type="permission_error"
+            )
+        return Response(self._edge.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
         return JSONResponse(document())
@@ -153,6 +167,7 @@ def make_app(edge: Edge) -> Starlette:
         Path("/detokenize", small.detokenize, methods=["POST"]),
         Path("/health/live", small.live),
         Path("/health/ready", small.ready),
+        Path("/metrics", small.metrics),
         Path("/openapi.json", small.openapi),
     ]
     handlers: dict[Any, Any] = {

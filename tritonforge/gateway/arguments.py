@@ -1,6 +1,7 @@
 """The arguments of `tritonforge gateway` and `tritonforge keys`, read without loading the edge."""
 
 import argparse
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,25 @@ def add_parsers(commands: Any) -> None:
     for action in (create, revoke, actions.add_parser("list", help="all keys, without their secrets")):
         action.add_argument("--keys", type=Path, required=True, help="the file of API keys")
         action.set_defaults(run=_keys)
+
+    _add_usage(commands)
+
+
+def _add_usage(commands: Any) -> None:
+    command = commands.add_parser("usage", help="tokens and cost by tenant and day, as the gateway counted them")
+    command.add_argument("--config", type=Path, help="the gateway's configuration: where the usage is, its currency")
+    command.add_argument("--file", type=Path, help="the SQLite file (default: that of the configuration)")
+    command.add_argument("--tenant", help="only this tenant's")
+    command.add_argument("--since", type=date.fromisoformat, metavar="DAY", help="from this day of UTC, 2026-11-30")
+    command.add_argument("--until", type=date.fromisoformat, metavar="DAY", help="to this day, included")
+    command.add_argument("--json", action="store_true", help="one JSON object a line")
+    command.set_defaults(run=_usage)
+
+
+def _usage(arguments: argparse.Namespace) -> int:
+    from tritonforge.gateway.usage_command import usage
+
+    return usage(arguments)
 
 
 def _gateway(arguments: argparse.Namespace) -> int:

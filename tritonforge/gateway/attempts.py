@@ -1,7 +1,7 @@
 """One try of a request at one place: what a place hands to the router, and what the router tells back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,6 +63,11 @@ class Desk:
         self.name, self.breaker = name, breaker
         self.outstanding = 0
 
+    @property
+    def healthy(self) -> bool:
+        """Whether it says that it is ready; true where nobody asks."""
+        return True
+
 
 class Attempt:
     """A request at a desk. It has an outcome exactly once: `answered`, `failed` or, in the end, `close`."""
@@ -115,6 +120,10 @@ class Place(Protocol):
     """Somewhere a request can be answered: a model on its replicas, or a managed API."""
 
     info: ModelInfo
+
+    @property
+    def desks(self) -> Sequence[Desk]:
+        """Where its requests are worked on."""
 
     async def tokenize(self, text: str, options: Mapping[str, Any], caller: Caller) -> Prompt:
         """The prompt, with what it was made from. Raises TritonForgeError."""

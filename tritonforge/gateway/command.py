@@ -18,6 +18,8 @@ from tritonforge.gateway.alias_router import AliasRouter, Models
 from tritonforge.gateway.app import make_app
 from tritonforge.gateway.config import GatewayConfig
 from tritonforge.gateway.edge import Edge
+from tritonforge.gateway.edge_metrics import EdgeMetrics
+from tritonforge.gateway.keepers import keep_records
 from tritonforge.gateway.keys import KeyStore
 from tritonforge.gateway.leases import open_leases
 from tritonforge.gateway.quota import Quota, open_storage
@@ -96,14 +98,17 @@ async def _serve(
 ) -> None:
     host, port = listener.getsockname()[:2]
     print(f"gateway of {', '.join(models)}\n  API      http://{host}:{port}/v1\nCtrl-C drains and stops.", flush=True)
-    edge = make_edge(config, keys, AliasRouter(config.routing, models))
+    metrics = EdgeMetrics()
+    edge = make_edge(config, keys, AliasRouter(config.routing, models, metrics), metrics)
+    keep_records(edge)
     await http_server(edge, drain_timeout_s).serve(sockets=[listener])
 
 
-def make_edge(config: GatewayConfig, keys: KeyStore | None, router: Router) -> Edge:
+def make_edge(config: GatewayConfig, keys: KeyStore | None, router: Router, metrics: EdgeMetrics | None = None) -> Edge:
     """The edge of a configuration. Call it inside the event loop that will serve it."""
     storage = config.edge.storage
-    return Edge(config, keys, Quota(open_storage(storage)), open_leases(storage), router)
+    quota, leases = Quota(open_storage(storage)), open_leases(storage)
+    return Edge(config, keys, quota, leases, router, metrics=metrics or EdgeMetrics())
 
 
 def http_server(edge: Edge, drain_timeout_s: float = 5.0) -> uvicorn.Server:

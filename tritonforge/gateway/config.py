@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tritonforge.errors import InvalidRequest
+from tritonforge.gateway.records_config import RecordsConfig
 from tritonforge.gateway.routing_config import RoutingConfig
 from tritonforge.gateway.tables import read_into, refuse_unknown, table_of
 from tritonforge.options import DEFAULT_PRIORITY, PRIORITIES
@@ -79,6 +80,7 @@ class GatewayConfig:
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
     edge: EdgeLimits = field(default_factory=EdgeLimits)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
+    records: RecordsConfig = field(default_factory=RecordsConfig)
 
     @classmethod
     def read(cls, path: Path | None) -> "GatewayConfig":
@@ -94,13 +96,15 @@ class GatewayConfig:
     @classmethod
     def of_tables(cls, content: Mapping[str, Any]) -> "GatewayConfig":
         """From the parsed TOML."""
-        refuse_unknown("gateway.toml", content, ("defaults", "tenants", "edge", *RoutingConfig.TABLES))
+        refuse_unknown(
+            "gateway.toml", content, ("defaults", "tenants", "edge", *RoutingConfig.TABLES, *RecordsConfig.TABLES)
+        )
         defaults = _tenant(Tenant(), "", table_of(content, "defaults"))
         tenants = {
             name: _tenant(defaults, name, table_of(content["tenants"], name)) for name in table_of(content, "tenants")
         }
         edge = read_into(EdgeLimits, "[edge]", table_of(content, "edge"))
-        return cls(defaults, tenants, edge, RoutingConfig.of_tables(content))
+        return cls(defaults, tenants, edge, RoutingConfig.of_tables(content), RecordsConfig.of_tables(content))
 
     def tenant(self, name: str) -> Tenant:
         """What the tenant `name` may do."""

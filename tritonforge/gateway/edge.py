@@ -8,6 +8,7 @@ from typing import Protocol
 
 from tritonforge.gateway.answers import Gain
 from tritonforge.gateway.config import GatewayConfig, Tenant
+from tritonforge.gateway.edge_metrics import EdgeMetrics
 from tritonforge.gateway.keys import KeyStore
 from tritonforge.gateway.leases import Leases
 from tritonforge.gateway.quota import Quota
@@ -62,6 +63,9 @@ class Edge:
     router: Router
     hooks: Sequence[Hook] = ()
     observers: Sequence[Observer] = ()
+    metrics: EdgeMetrics = field(default_factory=EdgeMetrics)
+    closers: Sequence[Callable[[], None]] = ()
+    """Called once no request is left; they may block."""
     open: set[Revocable] = field(default_factory=set)
 
     @contextlib.asynccontextmanager
@@ -74,6 +78,8 @@ class Edge:
             watch.cancel()
             await self.router.close()
             await self.leases.close()
+            for close in self.closers:
+                await asyncio.to_thread(close)
 
     async def _watch_keys(self) -> None:
         """End the requests whose key was revoked."""

@@ -63,6 +63,7 @@ class Exchange:
             raise invalid(None, f"The header {PRIORITY_HEADER} must be {LOW}, got {self._priority[:80]!r}")
         if self._priority:
             self.tenant = replace(self.tenant, priority_class=PRIORITIES - 1)
+        self.edge.open.add(self)
 
     def _identify(self, authorization: str) -> None:
         if self.edge.keys is None:
@@ -71,6 +72,7 @@ class Exchange:
         scheme, _, text = authorization.partition(" ")
         key = self.edge.keys.find(text.strip()) if scheme.lower() == "bearer" else None
         if key is None:
+            self.edge.metrics.denied(self.endpoint)
             raise ApiError(
                 401,
                 "Incorrect API key provided." if text else "You didn't provide an API key: send it as a Bearer token.",
@@ -79,7 +81,6 @@ class Exchange:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         self.key_id, self.tenant = key.id, self.edge.config.tenant(key.tenant)
-        self.edge.open.add(self)
 
     async def admit(self) -> None:
         """Take a seat and count the request. Raises ApiError 429."""

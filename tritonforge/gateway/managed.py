@@ -6,7 +6,7 @@ by the provider; before its answer they are estimated.
 
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -53,8 +53,8 @@ class ManagedModel:
         )
 
     @property
-    def desks(self) -> list[Desk]:
-        """For the metrics."""
+    def desks(self) -> Sequence[Desk]:
+        """See Place."""
         return [self._desk]
 
     def may(self, caller: Caller) -> bool:

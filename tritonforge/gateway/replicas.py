@@ -74,6 +74,11 @@ class ReplicatedModel:
             await asyncio.gather(*(replica.look() for replica in self.replicas))
             await asyncio.sleep(self._limits.health_s)
 
+    @property
+    def desks(self) -> Sequence[Desk]:
+        """See Place."""
+        return self.replicas
+
     def may(self, caller: Caller) -> bool:
         """See Place."""
         return True

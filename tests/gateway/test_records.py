@@ -1,0 +1,237 @@
+"""What is kept of requests: audit, metrics, usage. Wrong if a request left no line or two, content were kept of a
+tenant that did not ask for it, a count differed from what was charged, or old files stayed.
+"""
+
+import json
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import date
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.gateway.serving import serve_gateway
+from tests.gateway.stand_ins import TOKENS, text_of, tritons
+from tests.gateway.test_routing import ask
+from tritonforge.errors import NotFound, SetupError
+from tritonforge.gateway.audit import AuditFiles
+from tritonforge.gateway.background import Background
+from tritonforge.gateway.records import Content, Record
+from tritonforge.gateway.records_config import Price
+from tritonforge.gateway.usage import UsageFile, read_usage
+from tritonforge.gateway.usage_command import table_of_usage
+
+NOON = 1_800_014_400.0
+"""2027-01-15 12:00 UTC."""
+RECORD = Record(
+    request_id="req_1",
+    client_request_id="",
+    endpoint="chat",
+    tenant="acme",
+    key_id="0123",
+    model="m",
+    user="",
+    stream=True,
+    status=200,
+    outcome="ok",
+    error_code=None,
+    prompt_tokens=100,
+    completion_tokens=20,
+    cached_tokens=40,
+    finish_reasons=("stop",),
+    started=NOON,
+    first_token_ms=3.25,
+    duration_ms=10.5,
+    served_model="m",
+)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A gateway with all that is kept of requests, and the folder of it."""
+    with tritons("a") as (a,):
+        tables = {
+            "models": {"m": {"replicas": [a.url]}},
+            "tenants": {"acme": {"audit_content": True}},
+            "audit": {"folder": str(tmp_path / "audit")},
+            "usage": {"file": str(tmp_path / "usage.sqlite"), "currency": "EUR"},
+            "prices": {"m": {"prompt": 1.0, "completion": 2.0}},
+        }
+        with serve_gateway(None, None, tmp_path, tables, ("open", "acme"), keep=True) as gateway:
+            yield gateway, a, tmp_path
+
+
+def lines_of(folder):
+    return [json.loads(line) for path in folder.glob("audit-*.jsonl") for line in path.read_text().splitlines()]
+
+
+def test_every_request_is_one_line_and_content_only_of_who_wants_it(tmp_path, kept):
+    gateway, a, folder = kept
+    ask(gateway, "m")
+    ask(gateway, "m", "acme")
+    assert ask(gateway, "m", temperature=9).status_code == 400
+    assert ask(gateway, "nothing").status_code == 404
+    a.refuse = "INTERNAL: /secret/path exploded"
+    assert ask(gateway, "m").status_code == 500
+    gateway.await_records(5)
+    for close in gateway.edge.closers:
+        close()
+    gateway.edge.closers = ()
+    lines = lines_of(folder / "audit")
+    assert [(line["tenant"], line["status"], line["outcome"]) for line in lines] == [
+        ("open", 200, "ok"),
+        ("acme", 200, "ok"),
+        ("open", 400, "refused"),
+        ("open", 404, "refused"),
+        ("open", 500, "failed"),
+    ]
+    assert "content" not in lines[0] and "Hello" not in json.dumps([lines[0], *lines[2:]])
+    assert lines[1]["content"]["answers"] == [text_of("a")] and "Hello you" in lines[1]["content"]["prompts"][0]
+    for name in ("request_id", "trace_id", "key_id", "model", "replica", "duration_ms", "first_token_ms"):
+        assert lines[0][name], name
+    assert lines[0]["completion_tokens"] == TOKENS
+    assert not any(key in json.dumps(lines) for key in gateway.keys.values())
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folder / "audit").glob("*.jsonl")} == {0o600}
+    found = {one.tenant: one for one in read_usage(folder / "usage.sqlite") if one.model == "m"}
+    assert (found["acme"].requests, found["acme"].completion_tokens) == (1, TOKENS)
+    assert (found["open"].requests, found["open"].failed) == (2, 1)
+
+
+def metrics_of(gateway, **headers):
+    answer = httpx2.get(f"{gateway.url}/metrics", headers=headers, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    return {
+        (sample.name.removeprefix("tritonforge_gateway_"), *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_tell_requests_tokens_replicas_and_breakers(kept):
+    gateway, a, _ = kept
+    for _ in range(3):
+        ask(gateway, "m", "acme")
+    httpx2.post(f"{gateway.url}/v1/chat/completions", json={}, trust_env=False)
+    a.refuse = "INTERNAL: it failed"
+    ask(gateway, "m")
+    gateway.await_records(4)
+    found = metrics_of(gateway)
+    assert found["requests_total", "200", "chat", "m", "ok"] == 3
+    assert found["unauthorized_total", "chat"] == 1
+    assert found["tokens_total", "acme", "completion"] == 3 * TOKENS
+    assert found["first_token_seconds_count", "m"] == 3
+    assert found["request_duration_seconds_count", "chat"] == 4
+    assert found["replica_ready", a.url, "m"] == 1
+    assert found["breaker_state", a.url, "m"] == 0
+    assert found["replica_outstanding", a.url, "m"] == 0 and found["requests_open",] == 0
+    assert found["tries_total", a.url, "m", "ok"] == 3 and found["tries_total", a.url, "failed", "m"] == 1
+
+
+def test_metrics_are_for_who_has_the_token(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCRAPER", "scrape-me")
+    with (
+        tritons("a") as (a,),
+        serve_gateway(
+            None,
+            None,
+            tmp_path,
+            {"models": {"m": {"replicas": [a.url]}}, "metrics": {"token_env": "SCRAPER"}},
+        ) as gateway,
+    ):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, gateway.bearer()):
+            assert httpx2.get(f"{gateway.url}/metrics", headers=headers, trust_env=False).status_code == 403
+        assert metrics_of(gateway, Authorization="Bearer scrape-me")
+
+
+def test_a_file_of_the_audit_is_removed_when_its_days_are_over(tmp_path):
+    files = AuditFiles(tmp_path, 30)
+    files.write([RECORD, replace(RECORD, started=NOON - 86_400)])
+    other = tmp_path / "audit-notes.jsonl"
+    other.write_text("kept")
+    assert files.path_of(date(2027, 1, 15)).is_file() and files.path_of(date(2027, 1, 14)).is_file()
+    files.expire(date(2027, 2, 14))
+    assert files.path_of(date(2027, 1, 15)).is_file() and not files.path_of(date(2027, 1, 14)).is_file()
+    assert other.is_file()
+
+
+def test_content_that_no_encoding_has_is_kept_and_does_not_stop_the_audit(tmp_path):
+    AuditFiles(tmp_path, 10_000).write([replace(RECORD, content=Content(("half \ud800",), ("日本",)))])
+    assert "日本" in (tmp_path / "audit-2027-01-15.jsonl").read_text(encoding="utf-8", errors="replace")
+
+
+def test_records_that_cannot_be_written_are_counted_and_the_next_ones_are_written():
+    lost, written, fails = [], [], [True]
+
+    def write(items):
+        if fails.pop():
+            raise OSError("disk full")
+        written.extend(items)
+
+    writer = Background("audit", write, lost.append)
+    fails.insert(0, False)
+    writer.put(1)
+    while not lost:
+        pass
+    writer.put(2)
+    writer.close()
+    assert (lost, written) == ([1], [2])
+
+
+def test_usage_adds_up_over_writers_and_its_cost_is_exact(tmp_path):
+    file = tmp_path / "usage.sqlite"
+    prices = {"m": Price("m", prompt=0.15, completion=0.6, cached=0.075)}
+    first, second = UsageFile(file, prices), UsageFile(file, prices)
+    first.write([RECORD] * 3)
+    second.write(
+        [RECORD, replace(RECORD, outcome="failed"), replace(RECORD, tenant="beta", served_model="x", model="x")]
+    )
+    acme, beta = read_usage(file)
+    assert (acme.day, acme.requests, acme.failed, acme.prompt_tokens) == ("2027-01-15", 5, 1, 500)
+    assert acme.cost_nano == 5 * (60 * 150 + 40 * 75 + 20 * 600) and acme.unpriced == 0
+    assert (beta.cost_nano, beta.unpriced) == (0, 1)
+    lines = table_of_usage([acme, beta], "EUR")
+    assert "cost (EUR)" in lines[0] and lines[-1].startswith("* without 1 requests")
+    assert read_usage(file, tenant="beta") == [beta]
+    assert read_usage(file, since=date(2027, 1, 16)) == [] and len(read_usage(file, until=date(2027, 1, 15))) == 2
+
+
+def test_a_price_of_later_changes_nothing_that_was_used(tmp_path):
+    file = tmp_path / "usage.sqlite"
+    UsageFile(file, {"m": Price("m", 1, 1)}).write([RECORD])
+    before = read_usage(file)[0].cost_nano
+    UsageFile(file, {"m": Price("m", 5, 5)}).write(
+        [replace(RECORD, prompt_tokens=0, cached_tokens=0, completion_tokens=0)]
+    )
+    assert read_usage(file)[0].cost_nano == before
+
+
+def test_the_command_prints_usage_and_says_when_there_is_none(tmp_path):
+    file = tmp_path / "usage.sqlite"
+    command = [sys.executable, "-m", "tritonforge", "usage", "--file", str(file)]
+    missing = subprocess.run(command, capture_output=True, text=True)
+    assert missing.returncode == 1 and "there is no usage" in missing.stderr
+    UsageFile(file, {}).write([RECORD])
+    told = subprocess.run([*command, "--json", "--tenant", "acme"], capture_output=True, text=True, check=True)
+    assert json.loads(told.stdout)["completion_tokens"] == 20
+    with pytest.raises(NotFound):
+        (tmp_path / "no.sqlite").write_text("no database, but a text that is long enough to be looked at" * 10)
+        read_usage(tmp_path / "no.sqlite")
+    assert isinstance(sqlite3.sqlite_version, str)
+
+
+def test_a_place_that_was_configured_and_cannot_be_written_is_said_at_the_start(tmp_path):
+    from tritonforge.gateway.config import GatewayConfig
+    from tritonforge.gateway.edge import Edge
+    from tritonforge.gateway.keepers import keep_records
+
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    config = GatewayConfig.of_tables({"audit": {"folder": str(blocked / "audit")}})
+    with pytest.raises(SetupError, match="audit"):
+        keep_records(Edge(config, None, None, None, None))
+    assert os.path.exists(blocked)
