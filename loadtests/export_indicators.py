@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from loadtests.contract import EVERY, Contract, Objective, Profile
 from loadtests.metrics import DURATION, METRICS
+from tritonforge.metrics import DEFAULT_BUCKETS
 
 PREFIX = "tritonforge"
 HISTOGRAMS = {
@@ -23,7 +24,6 @@ HISTOGRAMS = {
 tokenizer before it, the network and the client are not in them."""
 FINISHED = f"{PREFIX}_num_requests_finished_total"
 REFUSED = f"{PREFIX}_num_requests_refused_total"
-DEFAULT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 NO_METRIC = {
     "compliance_ratio": "one request's promises are in separate histograms, so which requests kept all is not known",
     "output_tokens_per_s": "a rate under the contract's load says nothing about the load of the day",
@@ -156,4 +156,5 @@ def histogram_buckets(contract: Contract) -> dict[str, list[float]]:
         for objective in profile.objectives:
             if objective.metric in limits:
                 limits[objective.metric].add(objective.le / 1000)
-    return {f"{PREFIX}_{HISTOGRAMS[metric]}": sorted({*DEFAULT_BUCKETS_S, *found}) for metric, found in limits.items()}
+    names = {metric: f"{PREFIX}_{HISTOGRAMS[metric]}" for metric in limits}
+    return {names[metric]: sorted({*DEFAULT_BUCKETS[names[metric]], *found}) for metric, found in limits.items()}
