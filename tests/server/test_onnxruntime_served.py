@@ -42,9 +42,8 @@ DEFAULT_RELEASE = ROOT / "artifacts" / "releases" / "smollm2-135m-onnxruntime"
 NEAR_TIE = 0.01
 """Logits. Weights, activations and KV cache are float32: rounding alone moves them, by up to about 0.001."""
 
-MOST_TOKENS = 32
-"""Of an answer: a lone float32 step takes about 25 ms, and this many keep the test under a minute. With 64 none of the
-32 answers differed."""
+MOST_TOKENS = 200
+"""Of an answer; a lone float32 step takes about 25 ms."""
 
 
 @pytest.fixture(scope="module")
