@@ -79,8 +79,9 @@ class Rollout:
         self._restarting.set()
         with self._commands:
             self._restarting.clear()
-            served = self._served
-            stable = self._number(self.release) if served is None else served.stable
+            release, served = self._state.reopen(), self._served
+            same = served is not None and served.stable.release.digest == release.digest
+            stable = served.stable if same else self._number(release)
             self._served = _Served(ServingRepository(run_dir / "model_repository", stable), stable)
             return self._served.repository.root
 

@@ -3,11 +3,12 @@
 One JSON file when the operator names a folder for it; else it lives as long as the launcher.
 """
 
+import contextlib
 import json
 import os
 from pathlib import Path
 
-from tritonforge.errors import ReleaseMismatch
+from tritonforge.errors import ReleaseMismatch, TritonForgeError
 from tritonforge.release import Release
 
 FILE = "rollout.json"
@@ -28,6 +29,12 @@ class RolloutState:
         if self._file is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._read()
+
+    def reopen(self) -> Release:
+        """The stable release as it is on disk now: its folder may have been built again while it was served."""
+        with contextlib.suppress(TritonForgeError):  # it is being changed: the load tells what is wrong
+            self.stable = Release.open(self.stable.root)
+        return self.stable
 
     def promote(self, release: Release) -> None:
         """`release` is stable from now on."""

@@ -3,16 +3,22 @@
 It starts its own server, because it changes what is served.
 """
 
+import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from loadtests.contract_toml import load_contract
+from loadtests.exits import INVALID
+from loadtests.export_indicators import histogram_buckets
 from tests.server.releases import sibling
+from tritonforge import cli
 from tritonforge.client import cancel, connect, generate, infer_request, stream
 from tritonforge.errors import EngineFailure, NotFound
 from tritonforge.route_client import Router, fetch_route
@@ -24,6 +30,7 @@ pytestmark = pytest.mark.server
 
 TOKENS, TIMEOUT_S = 4, 60.0
 REFRESH_S = 0.25
+CONTRACT = Path(__file__).resolve().parent.parent.parent / "loadtests/contracts/demo.toml"
 BOUNDS = {40: (0, 22), 200: (16, 69)}
 """Of so many streams at 20%: outside with a probability of 1e-6 at most on either side, were the ids drawn anew."""
 
@@ -79,8 +86,10 @@ def second(release_dir, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(release_dir):
-    with Server(release_dir, route_grace_s=4 * REFRESH_S) as running:
+def server(release_dir, tmp_path_factory):
+    buckets = tmp_path_factory.mktemp("buckets") / "buckets.json"
+    buckets.write_text(json.dumps(histogram_buckets(load_contract(CONTRACT))))
+    with Server(release_dir, route_grace_s=4 * REFRESH_S, histogram_buckets=buckets) as running:
         yield running
 
 
@@ -150,14 +159,19 @@ def test_canary_promotion_and_rollback_under_load(server, router, second, stream
     assert server.state is State.SERVING and server.rollout.describe()["previous"] is None
 
 
-def test_a_long_stream_ends_well_after_its_release_was_replaced(server, router, second):
-    """Wrong: a promotion would wait for the longest stream, or cut it."""
+def test_a_long_stream_ends_well_after_its_release_was_replaced(server, router, second, capsys):
+    """Wrong: a promotion would wait for the longest stream, or cut it. The commands are those of the command line."""
+
+    def command(action: str, *arguments: str) -> tuple[int, str]:
+        code = cli.main(["release", action, "--port", str(server.ports.grpc), *arguments])
+        return code, capsys.readouterr().out
+
     old = router.route().stable.version
     request = infer_request("llm", text="Once", max_tokens=250, ignore_eos=True, stream=True, speculate=False)
     with connect(server.grpc_url) as channel:
         chunks = stream(channel, request, TIMEOUT_S)
         tokens = len(next(chunks).token_ids)
-        server.rollout.canary(second, None, ["acme"])
+        assert command("canary", str(second), "--tenant", "acme")[0] == 0
         canaried = infer_request("llm", text="Once", tenant="acme", max_tokens=400, ignore_eos=True, stream=True)
         wait_until(lambda: router.target(canaried).model == "llm_canary", "the tenant's route leads to the canary")
         assert router.target(request).model == "llm"
@@ -167,7 +181,10 @@ def test_a_long_stream_ends_well_after_its_release_was_replaced(server, router, 
             cancel(channel, canaried.id)
         cancel(channel, canaried.id, version=version)
         assert list(abandoned)[-1].finish_reason == "cancelled", "a cancel reaches the version that answers"
-        server.rollout.promote()
+        code, verdict = command("promote", "--contract", str(CONTRACT), "--metrics-port", str(server.ports.metrics))
+        assert code == INVALID and "INCONCLUSIVE" in verdict, "two requests prove nothing"
+        assert "100.00% of acme" in command("list")[1]
+        assert command("promote")[0] == 0
         rest = list(chunks)
     assert tokens + sum(len(chunk.token_ids) for chunk in rest) == 250
     assert {chunk.version for chunk in rest} == {str(old)} and rest[-1].finish_reason == "length"

@@ -217,6 +217,18 @@ def test_a_server_that_died_during_a_canary_comes_back_without_it(served, two):
     assert served.fake.route().canary.version == 998
 
 
+def test_a_release_that_was_built_again_is_told_as_it_is(served, one):
+    """Wrong: a campaign would record the digest of a release that is no longer there."""
+    (one.root / "more").touch()
+    again = write_manifest(one.root, name="one")
+    served.start()
+    assert served.fake.route().stable.digest == served.rollout.release.digest == again.digest
+    assert served.fake.route().stable.version == 999
+    (one.root / "manifest.json").unlink()
+    served.start()
+    assert served.rollout.release.digest == again.digest, "the load tells that it is gone"
+
+
 def test_a_death_ends_the_command_that_waits_for_the_routes(one, two, tmp_path):
     """Wrong: the dead server would not be replaced before the command is done."""
     served = Served(RolloutState(one), tmp_path)
