@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tritonforge.cli import _parser
+from tritonforge.gateway.config import GatewayConfig
 from tritonforge.metrics import FAMILIES
 from tritonforge.supervisor import EXIT_S, UNLOAD_S
 
@@ -72,7 +73,8 @@ def test_nobody_runs_as_root_or_can_write_or_gain_rights(rendered, name):
         assert context["capabilities"] == {"drop": ["ALL"]} and context["seccompProfile"]["type"] == "RuntimeDefault"
         assert one["resources"]["limits"]["memory"] == one["resources"]["requests"]["memory"]
         writable = {mount["name"] for mount in one["volumeMounts"] if not mount.get("readOnly")}
-        assert writable <= ({"release", "tmp"} if one["name"] == "fetch" else {"tmp", "shm"})
+        own = {"fetch": {"release", "tmp"}, "gateway": {"records", "tmp"}}
+        assert writable <= own.get(one["name"], {"tmp", "shm"})
 
 
 @needs_kustomize
@@ -179,6 +181,14 @@ def test_a_gpu_is_asked_for_as_the_scheduler_wants_it(rendered):
     limit = server["resources"]["limits"]["nvidia.com/gpu"]
     assert limit == server["resources"]["requests"]["nvidia.com/gpu"] and int(limit) == 1
     assert not any("nvidia.com/gpu" in str(one["resources"]) for one in containers(rendered["overlays/cpu"]))
+
+
+def test_the_gateways_settings_are_read_and_write_where_the_pod_can():
+    config = GatewayConfig.read(manifests.KUBERNETES / "components" / "gateway" / "gateway.toml")
+    text = (manifests.KUBERNETES / "components" / "gateway" / "gateway.yaml").read_text(encoding="utf-8")
+    assert config.records.metrics.token_env in text
+    for path in (config.records.audit.folder, config.records.usage.file):
+        assert path.startswith("/var/lib/tritonforge/") and "mountPath: /var/lib/tritonforge }" in text
 
 
 def test_a_strict_schema_refuses_a_property_that_it_does_not_name():
