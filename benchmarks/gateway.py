@@ -1,9 +1,9 @@
 """What the gateway costs: the same streams asked of it over HTTP and of Triton directly over gRPC, in turns.
 
 Usage: python -m benchmarks.gateway RELEASE [--rounds N] [--streams N] [--tokens N]. One tritonserver and one gateway
-process run for the whole measurement. Each round sends a batch of prompts that nobody has seen, all at once, to `llm`
-directly and to the gateway, first one and then the other in every second round. TTFT is from sending a request to its
-first text; ratios and differences are taken within a round, because the machine drifts.
+process run for the whole measurement, no prompt is used twice. Throughput: batches of N streams, in turns; the ratio
+is taken within a round, because the machine drifts. TTFT, from sending a request to its first text: N streams side by
+side, each asking the one and the other in turns, so that both see the same load.
 """
 
 import argparse
@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -26,20 +25,8 @@ from tritonforge.gateway.keys import create_key
 from tritonforge.release import Release
 from tritonforge.server import Server
 
-START_S = 60.0
-
-
-@dataclass(frozen=True)
-class Batch:
-    """TTFT of each stream in ms, and output tokens per second of the batch."""
-
-    ttft_ms: list[float]
-    tokens_per_s: float
-
-    @property
-    def median_ms(self) -> float:
-        """The median TTFT."""
-        return statistics.median(self.ttft_ms)
+STAGGER_S = 0.25
+"""Between the starts of two streams, so that they do not all prefill at once."""
 
 
 class Direct:
@@ -101,38 +88,50 @@ class Gateway:
             writer.close()
 
 
-async def run_batch(client: Direct | Gateway, prompts: list[Prompt], tokens: int) -> Batch:
-    """All prompts at once."""
+async def run_batch(client: Direct | Gateway, prompts: list[Prompt], tokens: int) -> float:
+    """Output tokens per second of all prompts at once."""
     start = time.perf_counter()
-    firsts = await asyncio.gather(*(client.ask(prompt, tokens) for prompt in prompts))
-    seconds = time.perf_counter() - start
-    return Batch([first * 1e3 for first in firsts], len(prompts) * tokens / seconds)
+    await asyncio.gather(*(client.ask(prompt, tokens) for prompt in prompts))
+    return len(prompts) * tokens / (time.perf_counter() - start)
 
 
-async def measure(direct: Direct, gateway: Gateway, rounds: list[list[Prompt]], tokens: int) -> None:
-    """Run all rounds and print what they say. The first round is for warming up."""
-    differences, ratios, singles = [], [], []
+async def compare_first_tokens(direct: Direct, gateway: Gateway, prompts: list[list[Prompt]], tokens: int) -> None:
+    """TTFT of both ways under one load: each stream asks the one and the other in turns, all run side by side."""
+    found: dict[str, list[float]] = {"direct": [], "gateway": []}
+
+    async def stream(index: int, own: list[Prompt]) -> None:
+        await asyncio.sleep(index * STAGGER_S)
+        for turn, prompt in enumerate(own):
+            name = "direct" if (index + turn) % 2 else "gateway"
+            seconds = await (direct if name == "direct" else gateway).ask(prompt, tokens)
+            if turn:  # the first ones come together
+                found[name].append(seconds * 1e3)
+
+    await asyncio.gather(*(stream(index, own) for index, own in enumerate(prompts)))
+    told = {name: statistics.median(values) for name, values in found.items()}
+    counts = " and ".join(f"{told[name]:.1f} ms {name} (n {len(values)})" for name, values in found.items())
+    print(f"median TTFT, {len(prompts)} streams: {counts}; {told['gateway'] - told['direct']:+.1f} ms", flush=True)
+
+
+async def compare_throughput(direct: Direct, gateway: Gateway, rounds: list[list[Prompt]], tokens: int) -> None:
+    """Tokens per second of a batch that is sent at once, in turns. The first round is for warming up."""
+    ratios = []
     for index, prompts in enumerate(rounds):
         half = len(prompts) // 2
-        batches: dict[str, Batch] = {}
         order = [("direct", direct, prompts[:half]), ("gateway", gateway, prompts[half:])]
-        for name, client, part in order if index % 2 else order[::-1]:
-            batches[name] = await run_batch(client, part[:-1], tokens)
-            batches[f"{name} alone"] = await run_batch(client, part[-1:], 8)
-        if index == 0:
-            continue
-        differences.append(batches["gateway"].median_ms - batches["direct"].median_ms)
-        singles.append(batches["gateway alone"].median_ms - batches["direct alone"].median_ms)
-        ratios.append(batches["gateway"].tokens_per_s / batches["direct"].tokens_per_s)
-        print(
-            f"round {index}: direct {batches['direct'].median_ms:.1f} ms, {batches['direct'].tokens_per_s:.0f} tok/s; "
-            f"gateway {batches['gateway'].median_ms:.1f} ms, {batches['gateway'].tokens_per_s:.0f} tok/s; "
-            f"alone {batches['direct alone'].median_ms:.1f} and {batches['gateway alone'].median_ms:.1f} ms",
-            flush=True,
-        )
-    told = {"TTFT, ms more": differences, "TTFT of one stream, ms more": singles, "throughput, ratio": ratios}
-    for name, values in told.items():
-        print(f"{name}: median {statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})")
+        speed = {name: await run_batch(client, part, tokens) for name, client, part in order[:: 1 if index % 2 else -1]}
+        if index:
+            ratios.append(speed["gateway"] / speed["direct"])
+            print(f"round {index}: direct {speed['direct']:.0f} tok/s, gateway {speed['gateway']:.0f}", flush=True)
+    print(f"throughput, ratio: median {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+async def measure(url: str, gateway: Gateway, rounds: list[list[Prompt]], streams: int, tokens: int) -> None:
+    """Both comparisons."""
+    direct = Direct(url)
+    await compare_throughput(direct, gateway, [prompts[: 2 * streams] for prompts in rounds], tokens)
+    spare = [prompt for prompts in rounds for prompt in prompts[2 * streams :]]
+    await compare_first_tokens(direct, gateway, [spare[index::streams] for index in range(streams)], tokens)
     await direct.close()
     await gateway.close()
 
@@ -147,7 +146,7 @@ def main() -> None:
     arguments = parser.parse_args()
     release = Release.open(arguments.release)
     tokenizer = release.model_repository / "tokenizer" / "1" / "tokenizer.json"
-    count = 2 * (arguments.streams + 1)
+    count = 3 * arguments.streams
     sizes = {"concurrency": count, "prompt_tokens": 128, "max_tokens": arguments.tokens}
     rounds = [build_workload(tokenizer, seed=seed, **sizes).batch for seed in range(arguments.rounds + 1)]
     with tempfile.TemporaryDirectory() as folder, Server(release.root) as server:
@@ -158,13 +157,10 @@ def main() -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 port = next(int(line.split(":")[-1].split("/")[0]) for line in process.stdout if "API" in line)
-                asyncio.run(_measure(server.grpc_url, port, key, release.name, rounds, arguments.tokens))
+                client = Gateway(port, key, release.name)
+                asyncio.run(measure(server.grpc_url, client, rounds, arguments.streams, arguments.tokens))
             finally:
                 process.terminate()
-
-
-async def _measure(url: str, port: int, key: str, model: str, rounds: list[list[Prompt]], tokens: int) -> None:
-    await measure(Direct(url), Gateway(port, key, model), rounds, tokens)
 
 
 if __name__ == "__main__":
