@@ -7,10 +7,12 @@ writes. No content is logged unless it was asked for, also not in the text of er
 import json
 import logging
 import logging.handlers
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from tritonforge.observation import LEVELS, Observation
@@ -122,10 +124,12 @@ def _file_handler(path: Path) -> logging.Handler:
 
 
 def _changed_ns(path: Path) -> int | None:
+    """When the file was written; None without one, and for one of another user: the folder is open to all."""
     try:
-        return path.stat().st_mtime_ns
+        stat = path.stat(follow_symlinks=False)
     except OSError:
         return None
+    return stat.st_mtime_ns if stat.st_uid in (0, os.getuid()) and S_ISREG(stat.st_mode) else None
 
 
 def _read_control(path: Path, settings: Observation) -> Observation:

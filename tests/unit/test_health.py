@@ -1,10 +1,20 @@
 """The watchdog: what is not ready, and since when; a step that hangs is noticed, one that is slow comes back."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from tritonforge.health import SETTLE_S, STALLED_S, Health
+from tritonforge import health as module
+from tritonforge.blocks import BlockManager
+from tritonforge.drain import VARIABLE as DRAIN_VARIABLE
+from tritonforge.engines.base import EngineSpec
+from tritonforge.engines.simulated import SimulatedEngine
+from tritonforge.generate_request import GenerateRequest
+from tritonforge.health import SETTLE_S, STALLED_S, Health, stall_file, tell_supervisor
+from tritonforge.loop import EngineLoop
+from tritonforge.scheduler import Scheduler
+from tritonforge.scheduler_config import SchedulerConfig
 from tritonforge.step_meter import StepMeter
 
 SECOND = 10**9
@@ -91,3 +101,38 @@ def test_the_log_says_why_and_when_it_is_over(watched, caplog):
     watched.clock.forward(2)
     watched.health.look()
     assert [record.message.split(":")[0] for record in caplog.records] == ["not ready", "ready again after 2.0 s"]
+
+
+def test_an_engine_that_hangs_is_noticed_while_its_loop_waits_for_it(monkeypatch, tmp_path):
+    """The real loop with an engine whose step does not return: not ready, and the supervisor's file says why."""
+    monkeypatch.setattr(module, "STALLED_S", 0.05)
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setenv(DRAIN_VARIABLE, str(tmp_path / "drain"))
+    entered, release, told = threading.Event(), threading.Event(), threading.Event()
+
+    class Hanging(SimulatedEngine):
+        def step(self, sequences):
+            entered.set()
+            release.wait(30)
+            return super().step(sequences)
+
+    def tell(cause):
+        tell_supervisor(cause)
+        told.set()
+
+    engine = Hanging(EngineSpec(vocab_size=50, max_model_len=64, num_blocks=8, block_size=16))
+    scheduler = Scheduler(SchedulerConfig(4, 16, 8, 1000), BlockManager(8, 16))
+    loop = EngineLoop(engine, scheduler, lambda ids: "x" * len(ids))
+    health, ended = Health(loop, tell, stall_timeout_s=0.1), threading.Event()
+    loop.start()
+    health.start()
+    loop.submit(GenerateRequest((1, 2, 3), 2), lambda generation, delta: ended.set() if delta.final else None)
+    assert entered.wait(10) and told.wait(10)
+    assert "stalled" in health.reasons
+    assert "a step has taken" in stall_file(tmp_path / "drain").read_text(encoding="utf-8")
+    release.set()
+    assert ended.wait(10), "a step that comes back after all is answered"
+    health.stop()
+    loop.drain(10)
+    health.look()
+    assert set(health.reasons) == {"draining"}

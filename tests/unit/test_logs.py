@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,6 +108,25 @@ def test_a_change_without_meaning_changes_nothing_and_is_named(written, content)
     log.look()
     (line,) = written.lines()
     assert line["level"] == "error" and "changes nothing" in line["message"]
+
+
+def test_a_change_by_another_user_is_none(written, monkeypatch):
+    """Wrong: whoever may write to the temporary folder could have the prompts of others logged."""
+    log, recorder = written()
+    written.control.write_text('{"content": true}')
+    real = written.control.stat(follow_symlinks=False)
+    foreign = SimpleNamespace(st_uid=os.getuid() + 4711, st_mode=real.st_mode, st_mtime_ns=real.st_mtime_ns)
+    monkeypatch.setattr(type(written.control), "stat", lambda path, **options: foreign)
+    log.look()
+    assert not recorder.keeps_text
+
+
+def test_a_change_behind_a_link_is_none(written, tmp_path):
+    log, recorder = written()
+    (tmp_path / "elsewhere.json").write_text('{"content": true}')
+    written.control.symlink_to(tmp_path / "elsewhere.json")
+    log.look()
+    assert not recorder.keeps_text
 
 
 def test_requests_go_to_a_file_of_their_own_that_may_be_rotated(written, tmp_path):
