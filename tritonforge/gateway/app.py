@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route as Path
 
 from tritonforge.errors import TritonForgeError
+from tritonforge.gateway.bodies import read
 from tritonforge.gateway.edge import Edge
 from tritonforge.gateway.endpoint import endpoints
 from tritonforge.gateway.errors import ApiError, internal, invalid, of_model_error
@@ -21,7 +22,7 @@ from tritonforge.gateway.exchange import Exchange
 from tritonforge.gateway.openapi import document
 from tritonforge.gateway.responses import ClientGone, read_body
 from tritonforge.gateway.router import ModelInfo
-from tritonforge.gateway.schemas import DetokenizeRequest, EmbeddingRequest, TokenizeRequest, read
+from tritonforge.gateway.schemas import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from tritonforge.gateway.work import of_tokenize
 from tritonforge.ports import is_loopback
 

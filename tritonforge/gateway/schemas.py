@@ -1,21 +1,16 @@
 """The request bodies that the edge takes, as pydantic models: OpenAI's fields that are honoured, strictly typed.
 
-`read` is the one door from bytes to a model; what it raises names the field. Which fields are refused is in fields.py.
-What only the served model can judge (token ids, a schema's keywords, the context's length) is left to it.
+`bodies.read` makes them of bytes; which fields are refused is in fields.py. What only the served model can judge (token
+ids, a schema's keywords, the context's length) is left to it.
 """
 
-import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from tritonforge.gateway.errors import ApiError, invalid, unsupported
-from tritonforge.gateway.fields import REFUSED_CHAT, REFUSED_COMPLETIONS
-from tritonforge.options import MAX_SAMPLES, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_TIMEOUT_MS, MAX_TOP_LOGPROBS, shown
+from tritonforge.options import MAX_SAMPLES, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_TIMEOUT_MS, MAX_TOP_LOGPROBS
 
 JSON = dict[str, Any]
-Body = TypeVar("Body", bound=BaseModel)
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -220,56 +215,3 @@ class EmbeddingRequest(BaseModel):
 
     model: str
     input: Any
-
-
-_REFUSED: dict[type[BaseModel], Mapping[str, str]] = {ChatRequest: REFUSED_CHAT, CompletionRequest: REFUSED_COMPLETIONS}
-"""Refused fields of a body with their reasons."""
-
-
-def read(kind: type[Body], body: bytes) -> Body:
-    """The request in `body`. Raises ApiError naming the first field that is unknown, refused or breaks its rule."""
-    try:
-        content = json.loads(body, parse_constant=_refuse_constant)
-        json.dumps(content, ensure_ascii=False, allow_nan=False).encode()  # nor 1e999, nor half a surrogate pair
-    except (ValueError, RecursionError) as error:
-        why = str(error)[:120] if isinstance(error, ValueError) else "it is nested too deeply"
-        raise invalid(None, f"The body must be JSON: {why}", "invalid_json") from None
-    if not isinstance(content, dict):
-        raise invalid(None, "The body must be a JSON object.", "invalid_json")
-    refused = _REFUSED.get(kind, {})
-    for name in content.keys() & refused.keys():
-        if content[name] is not None:
-            raise unsupported(name, refused[name])
-        del content[name]
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        raise _told(error, content) from None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _told(error: ValidationError, content: JSON) -> ApiError:
-    """What is wrong first; a rule that fails in a union's every branch is told for the branch that came furthest."""
-    found = max(error.errors(include_url=False, include_context=False), key=lambda one: len(one["loc"]))
-    name = _place(found["loc"], content, missing=found["type"] == "missing")
-    if found["type"] == "extra_forbidden":
-        return invalid(name, f"Unknown parameter: '{name}'.", "unknown_parameter")
-    if found["type"] == "missing":
-        return invalid(name, f"Missing required parameter: '{name}'.", "missing_required_parameter")
-    return invalid(name, f"Invalid '{name}': {found['msg']}, got {shown(found['input'])}")
-
-
-def _place(location: tuple[int | str, ...], content: Any, *, missing: bool) -> str:
-    """The field's name as `messages[0].content`: the steps of `location` that lead through the body, without tags."""
-    name, value = "", content
-    for index, step in enumerate(location):
-        if isinstance(value, list) and isinstance(step, int):
-            name += f"[{step}]"
-            value = value[step] if step < len(value) else None
-        elif isinstance(value, dict) and (step in value or (missing and index == len(location) - 1)):
-            name += f".{step}" if name else str(step)
-            value = value.get(step)
-    return name
