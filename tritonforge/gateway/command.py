@@ -19,6 +19,8 @@ from tritonforge.gateway.app import make_app
 from tritonforge.gateway.config import GatewayConfig
 from tritonforge.gateway.edge import Edge
 from tritonforge.gateway.edge_metrics import EdgeMetrics
+from tritonforge.gateway.filters import FilterHook
+from tritonforge.gateway.formats import FormatHook
 from tritonforge.gateway.keepers import keep_records
 from tritonforge.gateway.keys import KeyStore
 from tritonforge.gateway.leases import open_leases
@@ -108,7 +110,8 @@ def make_edge(config: GatewayConfig, keys: KeyStore | None, router: Router, metr
     """The edge of a configuration. Call it inside the event loop that will serve it."""
     storage = config.edge.storage
     quota, leases = Quota(open_storage(storage)), open_leases(storage)
-    return Edge(config, keys, quota, leases, router, metrics=metrics or EdgeMetrics())
+    hooks = (FormatHook(config.routing.aliases), FilterHook(config.filters))
+    return Edge(config, keys, quota, leases, router, hooks, metrics=metrics or EdgeMetrics())
 
 
 def http_server(edge: Edge, drain_timeout_s: float = 5.0) -> uvicorn.Server:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tritonforge.errors import InvalidRequest
+from tritonforge.gateway.filter_config import Filter, read_filters
 from tritonforge.gateway.records_config import RecordsConfig
 from tritonforge.gateway.routing_config import RoutingConfig
 from tritonforge.gateway.tables import read_into, refuse_unknown, table_of
@@ -81,6 +82,7 @@ class GatewayConfig:
     edge: EdgeLimits = field(default_factory=EdgeLimits)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     records: RecordsConfig = field(default_factory=RecordsConfig)
+    filters: tuple[Filter, ...] = field(default_factory=lambda: read_filters({}))
 
     @classmethod
     def read(cls, path: Path | None) -> "GatewayConfig":
@@ -97,14 +99,23 @@ class GatewayConfig:
     def of_tables(cls, content: Mapping[str, Any]) -> "GatewayConfig":
         """From the parsed TOML."""
         refuse_unknown(
-            "gateway.toml", content, ("defaults", "tenants", "edge", *RoutingConfig.TABLES, *RecordsConfig.TABLES)
+            "gateway.toml",
+            content,
+            ("defaults", "tenants", "edge", *RoutingConfig.TABLES, *RecordsConfig.TABLES, "filters"),
         )
         defaults = _tenant(Tenant(), "", table_of(content, "defaults"))
         tenants = {
             name: _tenant(defaults, name, table_of(content["tenants"], name)) for name in table_of(content, "tenants")
         }
         edge = read_into(EdgeLimits, "[edge]", table_of(content, "edge"))
-        return cls(defaults, tenants, edge, RoutingConfig.of_tables(content), RecordsConfig.of_tables(content))
+        return cls(
+            defaults,
+            tenants,
+            edge,
+            RoutingConfig.of_tables(content),
+            RecordsConfig.of_tables(content),
+            read_filters(content),
+        )
 
     def tenant(self, name: str) -> Tenant:
         """What the tenant `name` may do."""
