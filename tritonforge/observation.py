@@ -21,6 +21,7 @@ class Observation:
     `log_level` is one of LEVELS; requests are logged at info. `log_content` adds prompts and answers to their lines.
     `request_log` is a file for these lines (None: the log of tritonserver). `otlp_endpoint` is the base URL of an OTLP
     collector over HTTP (None: no traces), `trace_ratio` the share of requests without a traceparent that are traced.
+    `metrics` False turns metrics, logs and traces off, and the probe blind: to measure what they cost.
     A step that takes `stall_timeout_s` is hung, and has the server replaced. `log_control` is the file that changes the
     logging at run time.
     """
@@ -31,6 +32,7 @@ class Observation:
     otlp_endpoint: str | None = None
     trace_ratio: float = 0.01
     stall_timeout_s: float = 30.0
+    metrics: bool = True
     log_control: Path | None = None
 
     def __post_init__(self) -> None:
@@ -52,7 +54,7 @@ class Observation:
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> "Observation":
         """The settings that the variables say. Raises InvalidRequest naming one that says no such thing."""
-        kinds = {"log_content": _bool, "trace_ratio": float, "stall_timeout_s": float}
+        kinds = {"log_content": _bool, "metrics": _bool, "trace_ratio": float, "stall_timeout_s": float}
         kinds |= dict.fromkeys(("request_log", "log_control"), Path)
         given = {}
         for name in cls.__dataclass_fields__:

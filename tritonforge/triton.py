@@ -113,16 +113,17 @@ class MetricsReporter:
         recorder, settings = recorder or Recorder(), Observation.read()
         requests = RequestLog(settings, recorder, loop.decode, labels)
         self._tracing = open_tracing(settings, labels)
-        self._health = Health(loop, stall_timeout_s=settings.stall_timeout_s)
+        health = Health(loop, stall_timeout_s=settings.stall_timeout_s)
         consumers = [requests.write, *([] if self._tracing is None else [self._tracing.export])]
-        self._reporter = Reporter(loop, labels, recorder, TritonFamily, self._health, consumers, requests.look)
-        self._health.start()
-        self._reporter.start()
+        reporter = Reporter(loop, labels, recorder, TritonFamily, health, consumers, requests.look)
+        self._threads = (health, reporter) if settings.metrics else ()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """End the threads; none is waited for longer than JOIN_S."""
-        self._health.stop()
-        self._reporter.stop()
+        for thread in self._threads:
+            thread.stop()
         if self._tracing is not None:
             self._tracing.close()
 
