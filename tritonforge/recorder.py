@@ -6,6 +6,7 @@ token, so no stream waits for one. It knows no Triton type.
 
 import json
 import os
+import threading
 from collections import Counter, deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,9 +40,14 @@ class Recorder:
         self.tenant_finished: Counter[tuple[str, ...]] = Counter()
         self.tenant_tokens: Counter[tuple[str, str]] = Counter()
         self._tenants: dict[str, str] = {}
+        self._lock = threading.Lock()  # the emitter's thread and Triton's own end requests
 
     def record(self, record: RequestRecord) -> None:
         """A request has ended."""
+        with self._lock:
+            self._record(record)
+
+    def _record(self, record: RequestRecord) -> None:
         if record.is_probe:
             self.num_probes += 1
             return

@@ -24,6 +24,8 @@ CANCEL_POLL_S = 0.005
 """Pause between two questions to Triton, each about one stream: a question costs about as much as sending a token, so
 their rate is bounded, whatever the number of streams."""
 
+NOT_SENT = "a response could not be sent; see the server's log"
+
 JOIN_S = 1.0
 """A call into Triton never returns once the server process is dead, so nobody waits long for its thread."""
 
@@ -127,6 +129,7 @@ class ResponseStream:
         except Exception:
             log.exception("a response of request %s could not be sent", self.key)
             self._cancel(self.key)
+            self._record(ERROR, time.monotonic_ns(), error=EngineFailure(NOT_SENT))
             self._close(_send_failed)
 
     def fail(self, error: Exception) -> None:
@@ -169,7 +172,7 @@ class ResponseStream:
 
 
 def _send_failed(sender: Sender) -> None:
-    sender.fail(EngineFailure("a response could not be sent; see the server's log"))
+    sender.fail(EngineFailure(NOT_SENT))
 
 
 class CancelPoller:

@@ -6,11 +6,14 @@ import pytest
 
 from tritonforge.contract import STATISTICS
 from tritonforge.emitter import Emitter
+from tritonforge.errors import InvalidRequest
 from tritonforge.generate_request import GenerateRequest
 from tritonforge.generation import Delta
+from tritonforge.recorder import Recorder
 from tritonforge.request import FinishReason
 from tritonforge.sampling import Drawn
 from tritonforge.streams import ResponseStream
+from tritonforge.timeline import Timeline
 
 WAIT_S = 10.0
 
@@ -48,7 +51,7 @@ class FakeSender:
 class FakeGeneration:
     def __init__(self, *, stream):
         self.asked = GenerateRequest((1,), 4, stream=stream)
-        self.timeline = type("Timeline", (), {"first_emit_ns": None})()
+        self.timeline = Timeline(0, scheduled_ns=1)
 
     def statistics(self, now_ns):
         return {tensor.name: 0 for tensor in STATISTICS}
@@ -88,7 +91,8 @@ def test_a_whole_answer_is_one_response(emitter):
 
 def test_a_response_that_cannot_be_sent_ends_the_request_instead_of_leaving_a_hole(emitter):
     sender = FakeSender("send")
-    way_out = ResponseStream(sender, emitter, (cancelled := []).append, lambda: False)
+    recorder = Recorder()
+    way_out = ResponseStream(sender, emitter, (cancelled := []).append, lambda: False, recorder)
     way_out.key = 5
     way_out.take(generation := FakeGeneration(stream=True), Delta("x", (Drawn(0),)))
     assert sender.ended.wait(WAIT_S)
@@ -96,12 +100,38 @@ def test_a_response_that_cannot_be_sent_ends_the_request_instead_of_leaving_a_ho
     emitter.stop()
     assert [name for name, _ in sender.calls] == ["fail"]
     assert cancelled == [5]
+    (record,) = recorder.take()
+    assert (record.request_id, record.outcome, record.code) == ("r-1", "error", "INTERNAL"), "ended once, and not well"
 
 
 @pytest.mark.parametrize(("broken", "last"), [(("finish",), "fail"), (("finish", "fail"), "end")])
 def test_a_last_response_that_cannot_be_sent_still_ends_the_stream(emitter, broken, last):
     calls, _ = run(emitter, FakeSender(*broken), stream=False)
     assert calls == [last]
+
+
+def test_a_request_that_breaks_a_rule_is_taken_down_with_its_id_and_code(emitter):
+    """Wrong: operators would not see that a client sends what is refused."""
+    recorder = Recorder()
+    way_out = ResponseStream(FakeSender(), emitter, lambda key: None, lambda: False, recorder)
+    way_out.fail(InvalidRequest("top_k must be an integer"))
+    way_out.fail(InvalidRequest("top_k must be an integer"))
+    (record,) = recorder.take()
+    assert (record.request_id, record.code, record.asked) == ("r-1", "INVALID_ARGUMENT", None)
+    assert recorder.rejected["invalid"] == 1
+
+
+@pytest.mark.parametrize("keeps_text", [False, True])
+def test_texts_are_kept_for_the_log_only_when_it_wants_them(emitter, keeps_text):
+    recorder, sender = Recorder(), FakeSender()
+    recorder.keeps_text = keeps_text
+    way_out = ResponseStream(sender, emitter, lambda key: None, lambda: False, recorder)
+    generation = FakeGeneration(stream=False)
+    way_out.take(generation, Delta("Par", (Drawn(0),)))
+    way_out.take(generation, Delta("is", (Drawn(1),), FinishReason.LENGTH, final=True))
+    assert sender.ended.wait(WAIT_S)
+    (record,) = recorder.take()
+    assert record.text == ("Paris" if keeps_text else "") and record.outcome == "length"
 
 
 def test_what_is_posted_after_the_stop_runs_at_once(emitter):
