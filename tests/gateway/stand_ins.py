@@ -38,6 +38,9 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.name = name
         self.refuse = ""
         self.hold_at: int | None = None
+        self.free: int | None = None
+        """Answers that are left before all others wait for `go`, at their first token."""
+        self._lock = threading.Lock()
         self.go = threading.Event()
         self.held = threading.Semaphore(0)
         """Released once for each answer that waits."""
@@ -101,8 +104,13 @@ class TritonStandIn(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def _answer(self, request: Any, context: Any) -> Iterator[Any]:
         version = request.model_version
+        hold_at = self.hold_at
+        with self._lock:
+            if self.free is not None:
+                self.free -= 1
+                hold_at = 0 if self.free < 0 else hold_at
         for place in range(TOKENS):
-            if place == self.hold_at:
+            if place == hold_at:
                 self.held.release()
                 while not self.go.wait(0.01) and context.is_active():
                     pass

@@ -37,6 +37,40 @@ def add_parsers(commands: Any) -> None:
         action.set_defaults(run=_keys)
 
     _add_usage(commands)
+    _add_batch(commands)
+
+
+def _add_batch(commands: Any) -> None:
+    command = commands.add_parser("batch", help="answer a file of requests, in OpenAI's batch form; resumes by itself")
+    command.add_argument("input", type=Path, help="the requests, one JSON object a line")
+    command.add_argument("out", type=Path, help="the answers; those that are there already are not asked again")
+    command.add_argument("--errors", type=Path, help="the requests that failed (default: OUT.errors.jsonl)")
+    command.add_argument("--retry-errors", action="store_true", help="ask those again; the old file is set aside")
+    command.add_argument("--ordered", action="store_true", help="answers in the order of the requests")
+    command.add_argument("--concurrency", type=_count, default=16, metavar="N", help="at once (default: %(default)s)")
+    command.add_argument("--tries", type=_count, default=8, metavar="N", help="of each request (default: %(default)s)")
+    command.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of each try (default: %(default)g)")
+    command.add_argument("--url", help="the gateway (default: http://127.0.0.1:8080, unless one of the next is given)")
+    command.add_argument(
+        "--key-env", default="TRITONFORGE_API_KEY", metavar="NAME", help="variable with the key (default: %(default)s)"
+    )
+    command.add_argument("--release", type=Path, help="serve this release for the batch, unless --triton is given")
+    command.add_argument("--triton", metavar="URL", action="append", help="gRPC endpoint of a Triton that serves it")
+    command.add_argument("--model", help="with these: the model's name (default: the release's, or llm)")
+    command.set_defaults(run=_batch)
+
+
+def _batch(arguments: argparse.Namespace) -> int:
+    from tritonforge.gateway.batch_command import batch
+
+    return batch(arguments)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of 1 or more, got {text}")
+    return value
 
 
 def _add_usage(commands: Any) -> None:

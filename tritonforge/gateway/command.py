@@ -64,7 +64,7 @@ def gateway(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(arguments.address, arguments.port))
         if given:
-            urls = arguments.triton or [stack.enter_context(_served(arguments.release))]
+            urls = arguments.triton or [stack.enter_context(served(arguments.release))]
             info = model_info(arguments.release, arguments.model)
             models: Models = {info.name: (info, urls)}
         else:
@@ -157,7 +157,8 @@ def _keys(arguments: argparse.Namespace) -> KeyStore | None:
 
 
 @contextlib.contextmanager
-def _served(release: Path) -> Iterator[str]:
+def served(release: Path) -> Iterator[str]:
+    """The gRPC endpoint of a server of our own, for as long as it is needed."""
     from tritonforge.server import Server
 
     with Server(release) as server:

@@ -15,7 +15,7 @@ from tritonforge.gateway.bodies import read
 from tritonforge.gateway.chat import ChatReply
 from tritonforge.gateway.completions import CompletionReply
 from tritonforge.gateway.edge import Edge
-from tritonforge.gateway.errors import ApiError, internal, revoked
+from tritonforge.gateway.errors import ApiError, internal, revoked, unavailable
 from tritonforge.gateway.exchange import Exchange
 from tritonforge.gateway.replies import Reply, Usage
 from tritonforge.gateway.responses import ClientGone, Sender, SlowClient, read_body, until_gone
@@ -68,6 +68,8 @@ class GenerateEndpoint:
             exchange.outcome = exchange.outcome or "disconnected"
         except SlowClient:
             exchange.outcome = exchange.outcome or "slow_client"
+        except asyncio.CancelledError:  # the server stops, and has waited long enough
+            error = unavailable("The gateway stops.")
         except Exception:
             log.exception("request %s failed", exchange.request_id)
             error = internal()
@@ -85,8 +87,9 @@ class GenerateEndpoint:
         except asyncio.CancelledError:
             if exchange.outcome == "revoked":
                 raise revoked() from None
-            if exchange.outcome is None:  # the server shuts down
+            if exchange.outcome is None:  # it was not the answer that was cancelled, but this
                 exchange.task.cancel()
+                await asyncio.gather(exchange.task, return_exceptions=True)
                 raise
             raise ClientGone from None
         finally:
@@ -120,7 +123,10 @@ class GenerateEndpoint:
     async def _finish(self, exchange: Exchange, sender: Sender, error: ApiError | None) -> None:
         """Free everything, then tell what went wrong, if anybody is there to hear it."""
         status = sender.status or (error.status if error else 499)
-        await exchange.close(status, error)
+        try:
+            await exchange.close(status, error)
+        except Exception:
+            log.exception("request %s could not be settled", exchange.request_id)
         if error is None or sender.complete:
             return
         try:
