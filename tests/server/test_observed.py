@@ -8,23 +8,69 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tritonclient.grpc import service_pb2_grpc
 
 from tritonforge import probe
-from tritonforge.client import infer_request, stream
+from tritonforge.client import connect, infer_request, stream
+from tritonforge.observation import Observation
 from tritonforge.probe import Condition, Target
 from tritonforge.server import Server
 
 pytestmark = pytest.mark.server
 
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 NOT_READY_S = 5.0
 BACK_S = 40.0
+
+
+class Collector:
+    """Takes the spans that are sent to it, of the one trace that it expects."""
+
+    def __init__(self) -> None:
+        self.spans: list[str] = []
+        self._came = threading.Condition()
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                collector._take(self.rfile.read(int(self.headers["Content-Length"])))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def _take(self, body: bytes) -> None:
+        found = ExportTraceServiceRequest.FromString(body).resource_spans
+        spans = [span for one in found for scope in one.scope_spans for span in scope.spans]
+        assert {span.trace_id.hex() for span in spans} == {TRACEPARENT.split("-")[1]}
+        with self._came:
+            self.spans += [span.name for span in spans]
+            self._came.notify_all()
+
+    def await_spans(self, count: int) -> None:
+        """Return once so many have come."""
+        with self._came:
+            assert self._came.wait_for(lambda: len(self.spans) >= count, 30), self.spans
+
+    def close(self) -> None:
+        """End it."""
+        self._server.shutdown()
+        self._server.server_close()
 
 
 def target(server: Server) -> Target:
@@ -63,13 +109,35 @@ def decoder_pid(server: Server) -> int:
     return next(pid for pid in server.stub_pids() if "/decoder/" in Path(f"/proc/{pid}/cmdline").read_text())
 
 
-def test_a_frozen_engine_and_a_tampered_release_are_noticed_named_and_overcome(release_dir, tmp_path, caplog):
-    """Wrong: traffic would go on to a server that answers nobody, or answers from weights that nobody built."""
+@pytest.fixture
+def collector(monkeypatch) -> Iterator[Collector]:
+    """A collector of spans, which are sent soon."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    running = Collector()
+    yield running
+    running.close()
+
+
+def test_a_frozen_engine_and_a_tampered_release_are_noticed_named_and_overcome(
+    release_dir, tmp_path, caplog, collector
+):
+    """Wrong: traffic would go on to a server that answers nobody, or answers from weights that nobody built.
+
+    The same server exports traces: a request's spans are in the trace of who asked, over gRPC's metadata as well.
+    """
     release = shutil.copytree(release_dir, tmp_path / "release", ignore=shutil.ignore_patterns("__pycache__"))
     weights = next(release.rglob("openvino_model.bin"))
     weights.chmod(0o644)
     tampered = weights.stat().st_size // 2
-    with Server(release) as server:
+    with Server(release, observe=Observation(otlp_endpoint=collector.url, trace_ratio=0.0)) as server:
+        request = infer_request("llm", text="Say it", max_tokens=3, traceparent=TRACEPARENT)
+        list(stream(server.grpc_url, request, 60))
+        with connect(server.grpc_url) as channel:
+            request = infer_request("llm", text="Say it", max_tokens=3)
+            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer
+            list(call(iter((request,)), metadata=(("traceparent", TRACEPARENT),)))
+        collector.await_spans(8)
+        assert Counter(collector.spans) == dict.fromkeys(("llm_request", "queue", "prefill", "decode"), 2)
         os.kill(decoder_pid(server), signal.SIGSTOP)
         took = await_condition(server, lambda found: found is not Condition.READY, NOT_READY_S)
         back = await_condition(server, lambda found: found is Condition.READY, BACK_S)
