@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import uvicorn
+
 from tritonforge.gateway.alias_router import AliasRouter
 from tritonforge.gateway.command import http_server, listen, make_edge, model_info, models_of
 from tritonforge.gateway.config import GatewayConfig
@@ -30,6 +32,7 @@ class Gateway:
     keys_file: Path
     edge: Edge
     loop: asyncio.AbstractEventLoop
+    server: uvicorn.Server
     records: list[Record] = field(default_factory=list)
     recorded: threading.Condition = field(default_factory=threading.Condition)
 
@@ -59,6 +62,11 @@ class Gateway:
         with self.recorded:
             assert self.recorded.wait_for(lambda: len(self.records) >= count, timeout_s), self.records
             return list(self.records)
+
+    def stop(self) -> None:
+        """Begin to stop, with a second for what is open."""
+        self.server.config.timeout_graceful_shutdown = 1
+        self.server.should_exit = True
 
     def call(self, coroutine: Any) -> Any:
         """The result of a coroutine that runs in the gateway's loop."""
@@ -100,7 +108,8 @@ def serve_gateway(
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
     assert ready.wait(START_S)
-    gateway = Gateway(f"http://127.0.0.1:{listener.getsockname()[1]}", keys, file, made["edge"], made["loop"])
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    gateway = Gateway(url, keys, file, made["edge"], made["loop"], made["server"])
     made["edge"].observers = (*made["edge"].observers, gateway.observe)
     try:
         yield gateway

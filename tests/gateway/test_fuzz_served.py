@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
 import httpx2
 import pytest
@@ -97,7 +98,10 @@ def test_a_request_that_is_cut_off_anywhere_holds_nothing(gateway):
     whole = head(gateway, "/v1/completions", len(body)) + body
     for cut in range(1, len(whole), 7):
         check(raw(gateway, whole[:cut]))
-    assert not gateway.edge.open
+    deadline = time.monotonic() + TIMEOUT_S
+    while gateway.edge.open:
+        assert time.monotonic() < deadline, gateway.edge.open
+        time.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -108,9 +112,19 @@ def test_every_request_that_the_document_describes_is_answered_by_its_rules(gate
     file.write_text(json.dumps(_narrowed(document())), encoding="utf-8")
     command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run", str(file)]
     command += ["--url", gateway.url, "--header", f"Authorization: {gateway.bearer()['Authorization']}"]
-    command += ["--checks", CHECKS, "--max-examples", "60", "--seed", "7", "--request-timeout", str(TIMEOUT_S)]
+    command += [
+        "--phases",
+        "coverage,fuzzing",
+        "--checks",
+        CHECKS,
+        "--max-examples",
+        "25",
+        "--seed",
+        "7",
+        "--request-timeout",
+        str(TIMEOUT_S),
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
-    print(done.stdout[-3000:])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 

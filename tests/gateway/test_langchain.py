@@ -4,6 +4,7 @@ Wrong if it failed: an application built on LangChain would not work here.
 """
 
 import asyncio
+from typing import Literal
 
 import pytest
 from pydantic import BaseModel
@@ -19,7 +20,7 @@ QUESTION = "What is the capital of France?"
 class Capital(BaseModel):
     """A capital."""
 
-    city: str
+    city: Literal["Paris", "Rome"]
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_a_bound_tool_is_called_and_its_result_taken(chat):
     from langchain_core.tools import tool
 
     @tool
-    def weather(city: str) -> str:
+    def weather(city: Literal["Oslo", "Rome"]) -> str:
         """The weather of a city."""
         return f"It snows in {city}."
 

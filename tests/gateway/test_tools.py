@@ -141,3 +141,11 @@ def test_earlier_calls_and_results_are_written_as_the_instruction_asks():
 def test_a_function_without_parameters_takes_any_object():
     grammar = call_grammar([Tool.model_validate(TIME)], forced=True, several=False)
     assert accepts(grammar, '<tool_call>{"name": "time", "arguments": {}}</tool_call>')
+
+
+def test_arguments_are_the_functions_parameters_and_no_others_unless_its_schema_allows_them():
+    city = {"type": "object", "properties": {"city": {"type": "string"}}}
+    more = '<tool_call>{"name": "f", "arguments": {"city": "Oslo", "x": 1}}</tool_call>'
+    for schema, allowed in ((city, False), (city | {"additionalProperties": True}, True)):
+        tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": schema}})
+        assert accepts(call_grammar([tool], forced=True, several=False), more) == allowed

@@ -125,8 +125,9 @@ def call_grammar(tools: Sequence[Tool], *, forced: bool, several: bool) -> str:
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    """The schema of a function's arguments, which are an object."""
-    return {"type": "object"} | (tool.function.parameters or {})
+    """The schema of a function's arguments: an object, of the parameters alone unless it says that others may come."""
+    schema = {"type": "object"} | (tool.function.parameters or {})
+    return {"additionalProperties": False} | schema if "properties" in schema else schema
 
 
 def write_plainly(message: dict[str, Any]) -> dict[str, Any]:
