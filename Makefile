@@ -2,7 +2,8 @@
 PYTHON ?= python3
 RELEASE ?= artifacts/releases/smollm2-135m-int8
 
-.PHONY: demo test test-library test-build test-slow accept bench gpu-check serve release lint environment environment-build preflight clean
+.PHONY: demo test test-library test-build test-slow accept bench gpu-check dashboards check-deploy serve release lint \
+	environment environment-build preflight clean
 
 demo: environment environment-build
 	.venv/bin/python scripts/demo.py
@@ -20,8 +21,8 @@ test-build: environment-build
 
 test-slow: release
 	.venv-build/bin/python build/release.py --recipe smollm2-135m-onnxruntime
-	.venv/bin/python -m pytest -m slow tests/golden tests/server tests/slo tests/gateway
-	.venv-build/bin/python -m pytest -s -m slow tests/build
+	.venv/bin/python -m pytest -m slow -o faulthandler_timeout=1200 tests/golden tests/server tests/slo tests/gateway
+	.venv-build/bin/python -m pytest -s -m slow -o faulthandler_timeout=1200 tests/build
 
 gpu-check: environment-build
 	@.venv-build/bin/python scripts/gpu_check.py --driver
@@ -36,6 +37,13 @@ bench: environment environment-build
 	.venv-build/bin/python build/release.py --recipe smollm2-135m-bf16
 	.venv-build/bin/python build/release.py --recipe smollm2-135m-int8
 	.venv/bin/python -m benchmarks.side_by_side artifacts/releases/smollm2-135m-bf16 artifacts/releases/smollm2-135m-int8
+
+dashboards: environment
+	.venv/bin/python loadtests/export.py --contract loadtests/contracts/demo.toml --job tritonforge --out docker/generated
+
+check-deploy:
+	@$(PYTHON) scripts/environment.py .venv-deploy requirements/deploy.txt
+	.venv-deploy/bin/python scripts/check_manifests.py
 
 lint: environment
 	.venv/bin/ruff check .
