@@ -109,6 +109,12 @@ class Exchange:
         return served.info if served else self._routed.info
 
     @property
+    def answered_by(self) -> str:
+        """The replica whose chunk came last; empty before the first one."""
+        served = self._running.generation.served if self._running else None
+        return served.replica if served else ""
+
+    @property
     def _routed(self) -> Route:
         assert self.route is not None
         return self.route

@@ -13,12 +13,13 @@ from typing import Any
 
 from tritonforge.errors import Overloaded, TritonForgeError
 from tritonforge.gateway.attempts import Attempt, Desk, Fitted, NotHere, is_breakage, reason_of
-from tritonforge.gateway.backend import Generation, Prompt, TritonBackend
+from tritonforge.gateway.backend import Generation, Prompt
 from tritonforge.gateway.breaker import CircuitBreaker
 from tritonforge.gateway.model_info import ModelInfo
 from tritonforge.gateway.prefixes import PrefixIndex
 from tritonforge.gateway.router import Caller
 from tritonforge.gateway.routing_config import RoutingLimits
+from tritonforge.gateway.triton_backend import TritonBackend
 from tritonforge.routing import Route, Target
 
 log = logging.getLogger(__name__)
