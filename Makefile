@@ -21,7 +21,9 @@ test-build: environment-build
 
 test-slow: release
 	.venv-build/bin/python build/release.py --recipe smollm2-135m-onnxruntime
-	.venv/bin/python -m pytest -m slow -o faulthandler_timeout=1200 tests/golden tests/server tests/slo tests/gateway
+	.venv/bin/python -m pytest -m slow -o faulthandler_timeout=1200 tests/golden tests/server tests/slo
+	@$(PYTHON) scripts/environment.py .venv-gateway requirements/serve.txt --no-deps requirements/gateway-tests.txt
+	.venv-gateway/bin/python -m pytest -m slow -o faulthandler_timeout=1200 tests/gateway
 	.venv-build/bin/python -m pytest -s -m slow -o faulthandler_timeout=1200 tests/build
 
 gpu-check: environment-build

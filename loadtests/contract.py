@@ -39,7 +39,7 @@ all requests, so a run without one passes when it proves, at the contract's conf
 class Expect:
     """Identity of what must have been measured; None is not compared.
 
-    `release_digest` is compared with the release folder given to the campaign: the server is not asked for its own.
+    `release_digest` is compared with what the server tells, or else with the release folder given to the campaign.
     """
 
     release_digest: str | None

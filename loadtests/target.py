@@ -11,7 +11,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from loadtests.fields import InvalidContract
 from loadtests.streams import on_channel, open_channel
@@ -30,7 +30,10 @@ class Unreachable(SetupError):
 
 
 def inspect(url: str, model: str, timeout_s: float = 10.0) -> dict[str, Any]:
-    """Names and versions of server and model. Raises Unreachable when it is not ready, with the remedy."""
+    """Names and versions of server and model, and the digest of the release that it serves, where the server tells it.
+
+    Raises Unreachable when it is not ready, with the remedy.
+    """
     with open_channel(url) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=timeout_s)
@@ -43,6 +46,7 @@ def inspect(url: str, model: str, timeout_s: float = 10.0) -> dict[str, Any]:
             ready = stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=timeout_s).ready
             server = stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=timeout_s)
             metadata = stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=model), timeout=timeout_s)
+            digest = _release_digest(stub, model, timeout_s)
         except grpc.RpcError as error:
             raise Unreachable(f"model {model} at {url} cannot be asked: {rpc_error(error)}") from None
     if not ready:
@@ -52,7 +56,19 @@ def inspect(url: str, model: str, timeout_s: float = 10.0) -> dict[str, Any]:
         "server_version": server.version,
         "model": model,
         "model_versions": list(metadata.versions),
+        "release_digest": digest,
     }
+
+
+def _release_digest(stub: service_pb2_grpc.GRPCInferenceServiceStub, model: str, timeout_s: float) -> str | None:
+    """What `tritonforge serve` writes into a model's configuration; None from a server that was started otherwise."""
+    try:
+        answer = stub.ModelConfig(service_pb2.ModelConfigRequest(name=model), timeout=timeout_s)
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return None
+        raise
+    return answer.config.parameters["release_digest"].string_value or None
 
 
 def counters(url: str, model: str, timeout_s: float = 10.0) -> dict[str, int] | None:

@@ -36,13 +36,18 @@ def check_profile(contract: Contract, profile: Profile, run: ProfileRun) -> tupl
 def check_identity(contract: Contract, header: dict) -> tuple[Check, ...]:
     """Is what was measured what the contract speaks of? A fact that is expected but unknown is a mismatch.
 
-    The release's digest is that of the folder given to the campaign: the server is not asked what it serves.
+    The release's digest is what the server tells, which must be that of the folder given to the campaign, if one was.
+    A server that tells none is taken at the word of who gave the folder.
     """
     found, expect = header.get("identity", {}), contract.target.expect
     checks = [equal("contract", contract.sha256, header.get("contract_sha256"))]
+    told, given = found.get("release_digest"), found.get("given_release_digest")
+    if told and given:
+        same = "" if told == given else f", the folder given holds {given}"
+        checks.append(Check("served_release", not same, f"the server serves {told}{same}"))
     if expect.release_digest is not None:
-        name = "release_digest of the folder given (the server is not asked)"
-        checks.append(equal(name, expect.release_digest, found.get("given_release_digest")))
+        name = "release_digest" if told else "release_digest of the folder given (the server tells none)"
+        checks.append(equal(name, expect.release_digest, told or given))
     if expect.server_version is not None:
         checks.append(equal("server_version", expect.server_version, found.get("server_version")))
     return tuple(checks)

@@ -190,8 +190,20 @@ def test_another_release_than_expected_is_invalid(document, expect, found):
     verdict = judge(contract, replace(run, header={**run.header, "identity": {"given_release_digest": found}}))
     assert verdict.exit_code == 3
     [reason] = [reason for reason in verdict.reasons if reason.startswith("release_digest of the folder given")]
-    assert reason.endswith(f"(the server is not asked) is {found}, the contract says abc")
+    assert reason.endswith(f"(the server tells none) is {found}, the contract says abc")
     verdict = judge(contract, replace(run, header={**run.header, "identity": {"given_release_digest": "abc"}}))
+    assert verdict.exit_code == 0
+
+
+def test_a_server_that_serves_another_release_than_the_folder_given_is_invalid(document):
+    """Wrong: the report would show the manifest of one release over the figures of another."""
+    contract = parse_contract(document)
+    run = make_run(contract)
+    identity = {"release_digest": "abc", "given_release_digest": "abd"}
+    verdict = judge(contract, replace(run, header={**run.header, "identity": identity}))
+    assert verdict.exit_code == 3
+    assert verdict.reasons == ("the server serves abc, the folder given holds abd",)
+    verdict = judge(contract, replace(run, header={**run.header, "identity": {"release_digest": "abc"}}))
     assert verdict.exit_code == 0
 
 
