@@ -13,6 +13,7 @@ from tritonforge import cli
 from tritonforge.errors import InvalidRequest, NotFound
 from tritonforge.gateway import keys as keys_module
 from tritonforge.gateway.keys import KeyStore, create_key, read_keys, revoke_key
+from tritonforge.probe import PROBE_TENANT
 
 
 @pytest.fixture
@@ -113,3 +114,13 @@ def test_a_key_keeps_when_it_was_revoked(file):
     first = revoke_key(file, key.id).revoked
     assert revoke_key(file, key.id).revoked == first
     assert json.loads(file.read_text(encoding="utf-8"))["keys"][0]["revoked"] == first
+
+
+def test_the_tenant_of_probes_is_nobodys(file):
+    """Its requests are not counted, so a key of it would use the service unseen."""
+    with pytest.raises(InvalidRequest, match="tenant must not be 'tritonforge-probe'"):
+        create_key(file, PROBE_TENANT)
+    key, _ = create_key(file, "acme")
+    file.write_text(file.read_text("utf-8").replace('"acme"', f'"{PROBE_TENANT}"'), encoding="utf-8")
+    with pytest.raises(InvalidRequest, match=key.id):
+        KeyStore(file)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tritonforge.errors import InvalidRequest, NotFound
+from tritonforge.probe import PROBE_TENANT
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +63,16 @@ def _check(key: Key) -> None:
         raise ValueError("every value of a key must be a string, and revoked may be null")
     if len(key.sha256) != 64 or not _TENANT.fullmatch(key.tenant):
         raise ValueError(f"the key {key.id!r} has no digest, or no tenant's name")
+    if key.tenant == PROBE_TENANT:
+        raise ValueError(f"the tenant of the key {key.id!r} must not be {PROBE_TENANT!r}, which is that of probes")
 
 
 def create_key(path: Path, tenant: str, note: str = "") -> tuple[Key, str]:
     """Add a key for `tenant` to the file, which is made when there is none; returns its entry and the key itself."""
     if not _TENANT.fullmatch(tenant):
         raise InvalidRequest(f"tenant must be 1 to 64 letters, digits, dots, dashes or underscores, got {tenant!r}")
+    if tenant == PROBE_TENANT:
+        raise InvalidRequest(f"tenant must not be {PROBE_TENANT!r}, which is that of probes")
     with _locked(path):
         keys = read_keys(path) if path.exists() else {}
         key_id = secrets.token_hex(6)
