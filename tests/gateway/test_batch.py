@@ -15,6 +15,7 @@ from tests.gateway.serving import MODEL, serve_gateway
 from tests.gateway.stand_ins import text_of, tritons
 from tritonforge.errors import InvalidRequest, SetupError
 from tritonforge.gateway.batch_files import Results, line_of, read_entries
+from tritonforge.gateway.batch_run import MOST_TOLD_WAIT_S, wait_s
 from tritonforge.options import PRIORITIES
 
 DEADLINE_S = 120
@@ -96,6 +97,23 @@ def test_a_batch_killed_in_its_midst_and_resumed_answers_each_request_once(stand
     assert not (tmp_path / "out.errors.jsonl").exists()
     began = len(a.began)
     assert finish(start(gateway, tmp_path, *flags))[0] == 0 and len(a.began) == began
+
+
+@pytest.mark.parametrize("line", [b"[]\n", b'{"custom_id": ["a"]}\n', b"nonsense\n"])
+def test_a_file_that_is_no_output_of_a_batch_is_not_written_to(tmp_path, line):
+    """Wrong: a mistyped path would lose somebody's file, or end in a traceback."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(line)
+    with pytest.raises(InvalidRequest, match="line 1, is no line of a batch's output"):
+        Results(path, tmp_path / "errors.jsonl")
+    assert path.read_bytes() == line
+
+
+@pytest.mark.parametrize(
+    ("told", "most"), [("2", 3.0), ("9" * 30, MOST_TOLD_WAIT_S + 1), ("\u00b2", 0.5), ("Wed, 21 Oct", 0.5), (None, 0.5)]
+)
+def test_a_batch_waits_as_long_as_it_is_told_within_reason(told, most):
+    assert 0 < wait_s(1, told) <= most
 
 
 def test_a_batch_waits_for_everybody_else(standing_in, tmp_path):

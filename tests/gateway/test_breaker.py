@@ -52,6 +52,19 @@ def test_after_a_while_one_request_tries_and_closes_it(breaker, clock):
     assert breaker.state is State.CLOSED and breaker.allows
 
 
+def test_answers_that_begin_and_break_off_open_it(breaker, clock):
+    """Wrong: a replica that dies in each answer would get every request, since each first token made it well again."""
+    for _ in range(3):
+        breaker.failed(breaker.began(breaker.enter()))
+    assert breaker.state is State.OPEN
+    clock.now = 2.0
+    trial = breaker.began(breaker.enter())
+    assert breaker.state is State.CLOSED, "its first token lets others in"
+    breaker.failed(trial)
+    fail(breaker, 2)
+    assert breaker.state is State.OPEN, "the try that broke off counts"
+
+
 def test_each_failed_try_doubles_the_wait_up_to_the_most(breaker, clock):
     fail(breaker, 3)
     for wait in (2.0, 4.0, 5.0, 5.0):

@@ -161,6 +161,15 @@ def test_a_classifier_sees_sentences_before_the_client_does():
     assert left[-1].finish_reason == "content_filter" and noted == ["answer:shouting:block"]
 
 
+def test_a_classifier_sees_the_arguments_of_tool_calls():
+    """Wrong: what may not be said could be said in a call."""
+    judged = Filter("shouting", classifier=f"{__name__}:Shouting", threshold=0.6, window=60)
+    call = ToolCall("call_1", "write", '{"TEXT": "NOW I AM SHOUTING"}')
+    left, noted = push_all([judged], [Gain(0, "", (1,), finish_reason="stop", calls=(call,))])
+    assert left[0].calls == () and left[0].finish_reason == "content_filter"
+    assert noted == ["answer:shouting:block"]
+
+
 @pytest.mark.parametrize(
     ("table", "named"),
     [

@@ -124,3 +124,12 @@ def test_the_tenant_of_probes_is_nobodys(file):
     file.write_text(file.read_text("utf-8").replace('"acme"', f'"{PROBE_TENANT}"'), encoding="utf-8")
     with pytest.raises(InvalidRequest, match=key.id):
         KeyStore(file)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may write another user's file")
+def test_a_file_that_root_writes_stays_the_gateways(file):
+    """Wrong: a gateway of another user could no longer read it, and a key that root revokes would go on to work."""
+    key, _ = create_key(file, "acme")
+    os.chown(file, 12345, 12345)
+    revoke_key(file, key.id)
+    assert (file.stat().st_uid, stat.S_IMODE(file.stat().st_mode)) == (12345, 0o600)

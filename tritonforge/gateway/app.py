@@ -56,7 +56,7 @@ class Small:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the token ids of a text or a chat."""
-        exchange = self._enter(request, "tokenize")
+        exchange = await self._enter_counted(request, "tokenize")
         asked = read(TokenizeRequest, await self._body(request))
         route = exchange.find(asked.model)
         tokens = route.info.tokens
@@ -74,7 +74,7 @@ class Small:
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of token ids, without special tokens."""
-        exchange = self._enter(request, "detokenize")
+        exchange = await self._enter_counted(request, "detokenize")
         asked = read(DetokenizeRequest, await self._body(request))
         tokens = exchange.find(asked.model).info.tokens
         if tokens is None:
@@ -113,6 +113,12 @@ class Small:
         exchange = Exchange(self._edge, endpoint, request.headers)
         exchange.authenticate(request.headers.get("authorization", ""))
         self._edge.open.discard(exchange)  # it is over before anybody could revoke its key
+        return exchange
+
+    async def _enter_counted(self, request: Request, endpoint: str) -> Exchange:
+        """The same for what costs some work: it counts as one of the tenant's requests. Raises ApiError 429."""
+        exchange = self._enter(request, endpoint)
+        exchange.headers |= await self._edge.quota.count_request(exchange.tenant)
         return exchange
 
     async def _body(self, request: Request) -> bytes:

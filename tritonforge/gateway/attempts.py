@@ -70,7 +70,7 @@ class Desk:
 
 
 class Attempt:
-    """A request at a desk. It has an outcome exactly once: `answered`, `failed` or, in the end, `close`."""
+    """A request at a desk. It has an outcome exactly once: `finished`, `failed` or, in the end, `close`."""
 
     def __init__(self, desk: Desk, start: Callable[[], Any], info: ModelInfo, version: str = "") -> None:
         """`start` is a coroutine function that gives the generation; `info` and `version` say who would answer."""
@@ -92,6 +92,10 @@ class Attempt:
 
     def answered(self) -> None:
         """Its first chunk is there."""
+        self._pass = self.desk.breaker.began(self._pass)
+
+    def finished(self) -> None:
+        """An answer came to its end."""
         self._tell(self.desk.breaker.succeeded)
 
     def failed(self, error: TritonForgeError) -> None:

@@ -160,6 +160,8 @@ def _resume(file: Any, path: Path) -> set[str]:
             break
         try:
             custom_id = json.loads(line)["custom_id"]
+            if not isinstance(custom_id, str):
+                raise TypeError
         except (ValueError, KeyError, TypeError):
             raise InvalidRequest(
                 f"{path}, line {number}, is no line of a batch's output: choose another file"

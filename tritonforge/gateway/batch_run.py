@@ -20,6 +20,8 @@ from tritonforge.ports import is_loopback
 
 RETRIED = (408, 425, 429, 500, 502, 503, 504)
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 30.0
+MOST_TOLD_WAIT_S = 3600.0
+"""However long the gateway says to wait: an hour later it may say otherwise."""
 AHEAD = 4
 """An ordered batch may be so many times its concurrency ahead of the first request that is not answered yet."""
 
@@ -146,24 +148,24 @@ class _Run:
             last = attempt == self._options.tries
             try:
                 response = await client.post(entry.url, json=body)
-            except httpx2.TransportError as error:
+            except httpx2.RequestError as error:
                 if last:
                     told = {"code": "connection_failed", "message": f"{type(error).__name__}: {error}"}
                     return line_of(entry.custom_id, None, told), 0, False
-                await asyncio.sleep(_wait_s(attempt, None))
+                await asyncio.sleep(wait_s(attempt, None))
                 continue
             if response.status_code == 401:
                 raise SetupError("the gateway does not accept the key (401); nothing more was sent; give another key")
             if response.status_code not in RETRIED or last:
                 return _line(entry, response)
-            await asyncio.sleep(_wait_s(attempt, response.headers.get("retry-after")))
+            await asyncio.sleep(wait_s(attempt, response.headers.get("retry-after")))
         raise AssertionError("tries is at least 1")
 
 
-def _wait_s(attempt: int, told: str | None) -> float:
+def wait_s(attempt: int, told: str | None) -> float:
     """Seconds until the next try: what the gateway said, else twice as long each time, spread by chance."""
-    if told is not None and told.isdigit():
-        return float(told) + random.random()
+    if told is not None and told.isascii() and told.isdigit():
+        return min(float(told), MOST_TOLD_WAIT_S) + random.random()
     return min(MOST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1)) * (0.5 + random.random() / 2)
 
 

@@ -1,7 +1,7 @@
 """A circuit breaker: keeps requests away from a place that keeps failing, and lets one try after a while. Pure.
 
 The libraries for it wrap a call, and let everybody in who waits when it is time to try; here an outcome is known with
-the first token of a stream, and only one request is risked.
+the first token of a stream, whose end may still be a failure, and only one request is risked.
 """
 
 import enum
@@ -70,21 +70,32 @@ class CircuitBreaker:
         return state is State.CLOSED or (state is State.HALF_OPEN and not self._trying)
 
     def enter(self) -> Pass:
-        """Let a request in; only while it `allows`. Tell its outcome with `succeeded`, `failed` or `left`."""
+        """Let a request in; only while it `allows`. Tell its outcome with `succeeded`, `failed` or `left`.
+
+        A stream may tell that it `began` before that.
+        """
         trial = self.state is State.HALF_OPEN
         self._trying = self._trying or trial
         return Pass(self._era, trial)
 
+    def began(self, given: Pass) -> Pass:
+        """Its first token is there: closed again, if this was the try. Returns the pass to tell the outcome with.
+
+        Failures in a row are only forgotten when an answer ends well: a place whose answers all break off is broken.
+        """
+        if given.era != self._era or not given.trial:
+            return given
+        self._change(None, self._policy.open_s)
+        return Pass(self._era, False)
+
     def succeeded(self, given: Pass) -> None:
-        """It answered: closed again, if this was the try."""
-        if given.era != self._era:
-            return  # let in before it opened: says nothing of how it is now
-        self._failures = 0
-        if given.trial:
-            self._change(None, self._policy.open_s)
+        """It answered to the end."""
+        given = self.began(given)
+        if given.era == self._era:  # else it was let in before it opened: says nothing of how it is now
+            self._failures = 0
 
     def failed(self, given: Pass) -> None:
-        """It did not answer."""
+        """It did not answer, or not to the end."""
         if given.era != self._era:
             return
         self._failures += 1

@@ -5,6 +5,7 @@ with its first token, so that all that can be refused is refused with a status o
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +56,8 @@ class GenerateEndpoint:
         try:
             exchange.authenticate(headers.get("authorization", ""))
         except ApiError as error:
-            await sender.send_json(error.status, error.body(), exchange.headers | dict(error.headers))
+            with contextlib.suppress(ClientGone, SlowClient):
+                await sender.send_json(error.status, error.body(), exchange.headers | dict(error.headers))
             return
         error = None
         try:

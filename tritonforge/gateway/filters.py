@@ -93,6 +93,18 @@ class Judged:
         return held
 
 
+async def judge_whole(filters: Sequence[Filter], where: str, text: str, note: Note) -> None:
+    """Raise Blocked for a prompt, or the arguments of a tool call, that a classifier does not let pass.
+
+    One that would redact it blocks it too: it cannot say what to replace.
+    """
+    for one in filters:
+        if one.judge is not None and await one.judge.score(text) >= one.threshold:
+            note(one.note(where))
+            if one.action != "record":
+                raise Blocked("")
+
+
 class Answer:
     """One answer's way through all filters."""
 
@@ -116,7 +128,7 @@ class Answer:
         told, ended = "", False
         try:
             told = self._redactor.push(gain.text, final=final)
-            calls = tuple(replace(call, arguments=self._whole(call.arguments)) for call in gain.calls)
+            calls = tuple([replace(call, arguments=await self._whole(call.arguments)) for call in gain.calls])
         except Blocked as blocked:
             told, ended, calls = blocked.before, True, ()
         for one in self._judged:
@@ -128,8 +140,11 @@ class Answer:
             return Gain(gain.index, told, gain.token_ids, finish_reason=CONTENT_FILTER)
         return replace(gain, text=told, scored=self._release(gain.scored, final=final), calls=calls)
 
-    def _whole(self, text: str) -> str:
-        return Redactor([one for one in self._filters if one.compiled], "answer", self._note).push(text, final=True)
+    async def _whole(self, text: str) -> str:
+        """A tool call's arguments, which come at once. Raises Blocked."""
+        told = Redactor([one for one in self._filters if one.compiled], "answer", self._note).push(text, final=True)
+        await judge_whole(self._filters, "answer", told, self._note)
+        return told
 
     def _release(self, scored: tuple[Scored, ...], *, final: bool) -> tuple[Scored, ...]:
         """Log-probabilities name tokens before their text is decided: they wait for the end, if anything is held."""
@@ -172,7 +187,7 @@ class FilterHook:
         try:
             for text in texts_of(work):
                 Redactor([one for one in filters if one.action != "redact"], "prompt", note).push(text, final=True)
-                await self._judge(filters, text, note)
+                await judge_whole(filters, "prompt", text, note)
         except Blocked:
             field = "messages" if work.prompts[0].text == "" else "prompt"
             raise ApiError(400, "The prompt was refused by the content filter.", CONTENT_FILTER, field) from None
@@ -180,14 +195,6 @@ class FilterHook:
         if not redacting:
             return work
         return rewritten(work, lambda text: Redactor(redacting, "prompt", note).push(text, final=True))
-
-    async def _judge(self, filters: Sequence[Filter], text: str, note: Note) -> None:
-        """A classifier that would redact a prompt blocks it: it cannot say what to replace."""
-        for one in filters:
-            if one.judge is not None and await one.judge.score(text) >= one.threshold:
-                note(one.note("prompt"))
-                if one.action != "record":
-                    raise Blocked("")
 
     def filter_for(self, work: Work, tenant: Tenant, note: Note) -> AnswerFilter | None:
         """See edge.Hook."""

@@ -153,9 +153,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, keys: dict[str, Key]) -> None:
-    """Replace the file at once; only its owner can read it."""
+    """Replace the file at once; only its owner can read it, and the owner stays who it was: the gateway's user."""
     content: dict[str, Any] = {"format": FORMAT, "keys": [asdict(key) for key in keys.values()]}
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # mode 0600
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(json.dumps(content, indent=2) + "\n")
+    if path.exists() and (owner := path.stat()).st_uid != os.geteuid():
+        os.chown(partial, owner.st_uid, owner.st_gid)
     os.replace(partial, path)

@@ -113,7 +113,7 @@ class ReplicatedModel:
                 replica.breaker.left(given)
                 raise
             else:
-                replica.breaker.succeeded(given)
+                replica.breaker.began(given)
                 return prompt
         raise first or Overloaded(f"no replica of {self.info.name} can be asked")
 

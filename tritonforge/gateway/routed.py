@@ -84,6 +84,8 @@ class RoutedGeneration:
         attempt = self._attempt
         assert attempt is not None
         while chunk is not None:
+            if chunk.finish_reason is not None:
+                attempt.finished()
             yield chunk
             try:
                 chunk = await self._within(attempt, self._alias.gap_s)
