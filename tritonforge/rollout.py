@@ -146,7 +146,7 @@ class Rollout:
             self._running.generate(CANARY_MODEL)
             served.canary = version
             self._set_share(served, share)
-        except TritonForgeError:
+        except (TritonForgeError, OSError):
             served.canary, served.share = None, NOTHING
             with contextlib.suppress(Overloaded):  # the server has died, and its repository with it
                 self._remove_canary(served, version)
@@ -154,9 +154,15 @@ class Rollout:
 
     def _promote(self, served: _Served) -> None:
         old, new = served.stable, served.canary
-        served.repository.point(STABLE_MODEL, new)
-        self._load(STABLE_MODEL)
-        self._state.promote(new.release)
+        try:
+            served.repository.point(STABLE_MODEL, new)
+            self._load(STABLE_MODEL)
+            self._state.promote(new.release)
+        except TritonForgeError:
+            served.repository.point(STABLE_MODEL, old)
+            with contextlib.suppress(Overloaded):  # the server has died, and its repository with it
+                self._load(STABLE_MODEL)
+            raise
         served.stable = new
         self._set_share(served, NOTHING)
         served.canary = None

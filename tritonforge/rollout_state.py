@@ -8,7 +8,7 @@ import json
 import os
 from pathlib import Path
 
-from tritonforge.errors import ReleaseMismatch, TritonForgeError
+from tritonforge.errors import EngineFailure, ReleaseMismatch, TritonForgeError
 from tritonforge.release import Release
 
 FILE = "rollout.json"
@@ -37,14 +37,14 @@ class RolloutState:
         return self.stable
 
     def promote(self, release: Release) -> None:
-        """`release` is stable from now on."""
+        """`release` is stable from now on. EngineFailure, and nothing changes, when that cannot be written down."""
+        self._write(release, self.stable)
         self.stable, self.previous = release, self.stable
-        self._write()
 
     def forget_previous(self) -> None:
         """There is nothing to return to: the release that would be was just taken back."""
         self.previous = None
-        self._write()
+        self._write(self.stable, None)
 
     def _read(self) -> None:
         try:
@@ -59,19 +59,23 @@ class RolloutState:
             raise ReleaseMismatch(f"{self._file} must have the keys {sorted(_KEYS)}; remove it to start over")
         if kept["given"] == self._given.digest:
             self.stable = _open(kept["stable"])
-            self.previous = None if kept["previous"] is None else _open(kept["previous"])
+            with contextlib.suppress(TritonForgeError):  # it is gone: there is nothing to return to
+                self.previous = None if kept["previous"] is None else _open(kept["previous"])
 
-    def _write(self) -> None:
+    def _write(self, stable: Release, previous: Release | None) -> None:
         if self._file is None:
             return
         kept = {
             "given": self._given.digest,
-            "stable": _told(self.stable),
-            "previous": None if self.previous is None else _told(self.previous),
+            "stable": _told(stable),
+            "previous": None if previous is None else _told(previous),
         }
         partial = self._file.with_suffix(".partial")
-        partial.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, self._file)
+        try:
+            partial.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+            os.replace(partial, self._file)
+        except OSError as error:
+            raise EngineFailure(f"{self._file} cannot be written: {error.strerror}") from None
 
 
 def _told(release: Release) -> dict[str, str]:

@@ -300,6 +300,33 @@ def test_a_promotion_outlives_the_launcher(one, two, tmp_path):
     assert (again.stable.digest, again.previous.digest) == (two.digest, one.digest)
 
 
+def test_a_promotion_that_cannot_be_remembered_is_undone(one, two, tmp_path):
+    """Wrong: it would serve the new release, tell the old one, and have forgotten what to roll back to."""
+    folder = tmp_path / "state"
+    state = RolloutState(one, folder)
+    served = Served(state, tmp_path)
+    served.rollout.canary(two.root, 0.2)
+    folder.rmdir()
+    with pytest.raises(EngineFailure, match=r"rollout\.json.*cannot be written"):
+        served.rollout.promote()
+    assert served.fake.route().stable.digest == one.digest and state.stable.digest == one.digest
+    assert served.fake.calls[-1] == ("load", "llm", (1000,)) and state.previous is None
+    folder.mkdir()
+    served.rollout.promote()
+    assert served.fake.route().stable.digest == two.digest and state.previous.digest == one.digest
+
+
+def test_an_earlier_release_that_was_deleted_does_not_keep_the_service_down(one, two, tmp_path):
+    """Wrong: whoever tidies up old releases would learn of it at the next restart."""
+    folder = tmp_path / "state"
+    three, state = make_release(tmp_path / "three"), RolloutState(one, folder)
+    state.promote(two)
+    state.promote(three)
+    (two.root / "manifest.json").unlink()
+    state = RolloutState(one, folder)
+    assert state.stable.digest == three.digest and state.previous is None
+
+
 def test_another_given_release_starts_over(one, two, tmp_path):
     """Whoever changes what is given wants that served, not what was promoted before."""
     state = tmp_path / "state"
