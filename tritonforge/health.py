@@ -105,10 +105,18 @@ class Health:
             f"{scheduler.num_waiting} waiting"
         )
         if took_ns >= self._hung_ns and not self._told_hung:
-            self._told_hung = True
             log.critical("the engine hangs: %s", cause)
-            self._on_hung(cause)
+            self._tell_hung(cause)
         return "stalled", cause
+
+    def _tell_hung(self, cause: str) -> None:
+        """Until it was told: with a full disk it takes several tries."""
+        try:
+            self._on_hung(cause)
+        except OSError as error:
+            log.error("the supervisor cannot be told: %s", error)
+        else:
+            self._told_hung = True
 
     def _queue_full(self, now_ns: int) -> tuple[str, str] | None:
         scheduler = self._loop.scheduler

@@ -5,7 +5,6 @@ held. Triton's histograms take one value a call, so those of steps and tokens ar
 once a second: their cost does not grow with the speed of the engine. It knows no Triton type: triton.py gives it one.
 """
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -169,8 +168,7 @@ class Reporter:
                 if value is not None:
                     metric.observe(value)
             for consume in self._consumers:
-                with contextlib.suppress(OSError):  # a full disk must cost neither metrics nor requests
-                    consume(record)
+                self._hand_over(record, consume)
         for family in self._values:
             family.tell(self._view)
         if self._reports % BINS_EVERY == 0:
@@ -178,3 +176,11 @@ class Reporter:
             for buckets in self._buckets:
                 buckets.tell()
         self._reports += 1
+
+    def _hand_over(self, record: RequestRecord, consume: Consume) -> None:
+        try:
+            consume(record)
+        except OSError:  # a full disk must cost neither metrics nor requests
+            pass
+        except Exception:
+            log.exception("request %s could not be told", record.request_id)

@@ -136,3 +136,21 @@ def test_an_engine_that_hangs_is_noticed_while_its_loop_waits_for_it(monkeypatch
     loop.drain(10)
     health.look()
     assert set(health.reasons) == {"draining"}
+
+
+def test_a_hang_that_cannot_be_told_yet_is_told_again(watched):
+    """Wrong: with a full disk a hung engine would never be replaced, and its metrics would go on saying ready."""
+    failing = [OSError("no space left on device")]
+
+    def tell(cause):
+        if failing:
+            raise failing.pop()
+        watched.hung.append(cause)
+
+    watched.health._on_hung = tell
+    watched.loop.meter.begin()
+    watched.clock.forward(31)
+    assert watched.reasons() == {"stalled"} and not watched.hung
+    assert watched.reasons() == {"stalled"} and len(watched.hung) == 1
+    watched.reasons()
+    assert len(watched.hung) == 1

@@ -75,7 +75,9 @@ def told():
     loop = SimpleNamespace(scheduler=scheduler(num_refused=Refused()), meter=StepMeter())
     health = SimpleNamespace(reasons={}, seen_s=0, last_token_s=0, started_s=5.0)
     reporter = Reporter(loop, LABELS, recorder, port.register, health)
-    return SimpleNamespace(port=port, recorder=recorder, loop=loop, health=health, report=reporter.report)
+    return SimpleNamespace(
+        port=port, recorder=recorder, loop=loop, health=health, reporter=reporter, report=reporter.report
+    )
 
 
 def test_every_family_has_one_source_and_a_name_that_prometheus_takes():
@@ -175,3 +177,18 @@ def test_reasons_for_not_being_ready_come_and_go(told):
     told.health.reasons = {}
     told.report()
     assert told.port.value("ready") == 1 and told.port.value("not_ready", reason="stalled") == 0
+
+
+def test_a_request_that_cannot_be_logged_costs_no_other_its_metrics(told):
+    """Wrong: one request that the log or a trace cannot take would make counts and histograms differ for good."""
+
+    def consume(record):
+        raise ValueError("it cannot be encoded")
+
+    told.reporter._consumers = [consume]
+    for _ in range(2):
+        told.recorder.record(ended("stop"))
+    told.loop.scheduler.num_generated_tokens = 7
+    told.report()
+    assert len(told.port.observed["tritonforge_ttft_seconds"]) == 2
+    assert told.port.value("generation_tokens_total") == 7
