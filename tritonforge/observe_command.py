@@ -9,7 +9,7 @@ from tritonforge.errors import NotFound
 from tritonforge.observation import LEVELS, Observation
 from tritonforge.ports import is_loopback
 from tritonforge.probe_command import host_and_port
-from tritonforge.state_file import control_path, read_state, state_path
+from tritonforge.state_file import control_path, put, read_state, state_path
 
 OTLP_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -75,8 +75,6 @@ def change_log(arguments: argparse.Namespace) -> int:
         wanted = json.loads(path.read_text(encoding="utf-8"))
     wanted |= {"level": arguments.level} if arguments.level else {}
     wanted |= {"content": arguments.content == "on"} if arguments.content else {}
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(wanted), encoding="utf-8")
-    partial.rename(path)
+    put(path, json.dumps(wanted))
     print(f"logging of {url}: {', '.join(f'{name} {value}' for name, value in wanted.items()) or 'as it was started'}")
     return 0

@@ -11,6 +11,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 FAMILY = "tritonforge-state-"
 CONTROL_FAMILY = "tritonforge-log-"
@@ -46,15 +47,23 @@ def write_state(path: Path, state: str, cause: str = "") -> None:
     """Tell that this process is in `state` now; a reader sees the old word or the new one, whole."""
     pid = os.getpid()
     word = {"state": state, "cause": cause, "since_s": time.time(), "pid": pid, "born": birth(pid)}
-    partial = path.with_suffix(f".{pid}")
-    partial.write_text(json.dumps(word), encoding="utf-8")
+    put(path, json.dumps(word))
+
+
+def put(path: Path, text: str) -> None:
+    """Write a file at once; never through a link that is there already, for the folder is open to all."""
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    with open(partial, "x", encoding="utf-8") as file:
+        file.write(text)
     partial.rename(path)
 
 
 def read_state(path: Path) -> Told | None:
     """What was told last; None when nobody has told anything."""
     try:
-        return Told(**json.loads(path.read_text(encoding="utf-8")))
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="utf-8") as file:
+            return Told(**json.loads(file.read())) if S_ISREG(os.fstat(file.fileno()).st_mode) else None
     except (OSError, ValueError, TypeError):
         return None
 

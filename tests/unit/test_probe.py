@@ -175,6 +175,20 @@ def test_a_living_supervisors_word_is_not_swept_and_only_its_own_is_removed(serv
     assert not path.exists()
 
 
+def test_neither_a_pipe_nor_a_link_in_the_open_folder_gets_in_the_way(served, tmp_path):
+    """Wrong: any user could hold up every start and probe, or have the service write over one of its own files."""
+    path = state_file.state_path(free_port())
+    os.mkfifo(path)
+    assert state_file.read_state(path) is None
+    state_file.sweep_states()
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    path.with_suffix(f".{os.getpid()}").symlink_to(precious)
+    state_file.write_state(path, "serving")
+    assert precious.read_text() == "kept" and state_file.read_state(path).state == "serving"
+    state_file.remove_state(path)
+
+
 def test_each_condition_is_a_yes_to_the_questions_that_it_should_be():
     """Wrong: Kubernetes would kill what drains or starts, or send requests to what refuses them."""
     yes = {name: {one.name for one in conditions} for name, conditions in PURPOSES.items()}
