@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 
 from tritonforge.release import MANIFEST, Release, file_digest
 
@@ -17,38 +18,50 @@ LOOK_S = 1.0
 log = logging.getLogger("tritonforge.server")
 
 Stamp = tuple[int, int, int] | None
+Served = tuple[Path, str]
+"""A release's folder and digest: another release may come in the same folder."""
 
 
 class ReleaseWatch:
-    """Compares the served releases with what they were when the watch was made."""
+    """Compares the served releases with what they were when they were first watched."""
 
     def __init__(self, releases: Iterable[Release]) -> None:
-        self._releases = tuple(releases)
-        self._stamps = {release.root: _stamps(release) for release in self._releases}
-        self._found: str | None = None
+        self._stamps: dict[Served, dict[str, Stamp] | None] = {}
+        self._found: dict[Served, str] = {}
         self._reading: threading.Thread | None = None
         self._next_look = 0.0
+        self.follow(releases)
+
+    def follow(self, releases: Iterable[Release]) -> None:
+        """Watch these from now on. Those that were watched before are still compared with what they were then."""
+        known = self._stamps
+        self._releases = {(release.root, release.digest): release for release in releases}
+        self._stamps = {
+            served: known[served] if served in known else _stamps(release) for served, release in self._releases.items()
+        }
 
     def look(self, now: float) -> str | None:
         """Which file is not any more what the manifest says, at `now` (monotonic seconds); None while none is known."""
-        if self._found is None and now >= self._next_look and (self._reading is None or not self._reading.is_alive()):
+        found = next((text for served, text in self._found.items() if served in self._releases), None)
+        if found is None and now >= self._next_look and (self._reading is None or not self._reading.is_alive()):
             self._next_look = now + LOOK_S
-            changed = [(release, names) for release in self._releases if (names := self._changed(release))]
+            changed = [(one, names) for served, one in self._releases.items() if (names := self._changed(served))]
             if changed:
                 self._reading = threading.Thread(target=self._read, args=(changed,), name="release-watch", daemon=True)
                 self._reading.start()
-        return self._found
+        return found
 
-    def _changed(self, release: Release) -> list[str]:
+    def _changed(self, served: Served) -> list[str]:
         """The files whose size or time is another; none of a release that was replaced as a whole."""
-        before, now = self._stamps[release.root], _stamps(release)
-        if before == now:
+        before = self._stamps[served]
+        if before is None:
             return []
-        self._stamps[release.root] = now
+        now = _stamps(self._releases[served])
         if before[MANIFEST] != now[MANIFEST]:
-            log.warning("another release was put in the place of %s; what was loaded is served on", release.root)
-            self._releases = tuple(one for one in self._releases if one is not release)
+            log.warning("another release was put in the place of %s; what was loaded is served on", served[0])
+            self._stamps[served] = None
             return []
+        self._stamps[served] = now
         return [name for name in now if before[name] != now[name]]
 
     def _read(self, changed: list[tuple[Release, list[str]]]) -> None:
@@ -56,7 +69,8 @@ class ReleaseWatch:
             for name in names:
                 wrong = _wrong(release, name)
                 if wrong is not None:
-                    self._found = f"{name} of {release.root} {wrong} while it was served"
+                    text = f"{name} of {release.root} {wrong} while it was served"
+                    self._found[release.root, release.digest] = text
 
 
 def _stamps(release: Release) -> dict[str, Stamp]:

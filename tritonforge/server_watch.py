@@ -29,8 +29,13 @@ class ServerWatch:
 
     def __init__(self, process: TritonProcess, stubs: Iterable[int], releases: Iterable[Release]) -> None:
         self._process = process
-        self._halts = HaltWatch(process.pid, stubs)
-        self._releases = ReleaseWatch(releases)
+        self._releases = ReleaseWatch(())
+        self.follow(stubs, releases)
+
+    def follow(self, stubs: Iterable[int], releases: Iterable[Release]) -> None:
+        """Look at these from now on; what is known of a release that stays is kept."""
+        self._halts = HaltWatch(self._process.pid, stubs)
+        self._releases.follow(releases)
 
     def look(self, now: float) -> Cause | None:
         """What is wrong at `now` (monotonic seconds); None while nothing is."""

@@ -11,6 +11,8 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from stat import S_ISREG
+from typing import TextIO
 
 SHM = Path("/dev/shm")
 FAMILY = "tritonforge-"
@@ -45,7 +47,7 @@ class SharedMemory:
 def sweep() -> None:
     """Remove regions and run folders whose owner died without cleaning up (killed with SIGKILL)."""
     for owner in SHM.glob(f"{FAMILY}*{_OWNER}"):
-        with contextlib.suppress(OSError), open(owner) as lock:  # another user's, being swept, or still owned
+        with contextlib.suppress(OSError), _open_mine(owner) as lock:  # another user's, being swept, or still owned
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             run_dir = Path(lock.read())
             for path in _regions(owner.name.removesuffix(_OWNER)):
@@ -53,6 +55,17 @@ def sweep() -> None:
             if run_dir.name.startswith(FAMILY) and run_dir.stat().st_uid == os.getuid():
                 shutil.rmtree(run_dir, ignore_errors=True)
             owner.unlink(missing_ok=True)
+
+
+def _open_mine(owner: Path) -> TextIO:
+    """Open an owner file of this user; OSError for anything else. The folder is open to all, and what a file there
+    names is deleted."""
+    lock = open(os.open(owner, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))  # noqa: SIM115 - the caller closes it
+    facts = os.fstat(lock.fileno())
+    if not S_ISREG(facts.st_mode) or facts.st_uid != os.getuid():
+        lock.close()
+        raise PermissionError(f"{owner} is not a file of this user")
+    return lock
 
 
 def _regions(prefix: str) -> Iterator[Path]:

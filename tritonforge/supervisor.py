@@ -134,22 +134,23 @@ class Supervisor(threading.Thread):
         """One life of a server: start, serve, and either drain because it was asked, or die and wait to return."""
         first = self.state is State.STARTING
         restarts = {RESTARTS_VARIABLE: json.dumps(self._restarts)}
-        self.process = process = TritonProcess(self._install, self._config, restarts)
         stubs: dict[int, int] = {}
         try:
+            self.process = process = TritonProcess(self._install, self._config, restarts)
+            watch = ServerWatch(process, (), self._releases())  # before the decoder reads them
             self._await_ready(process)
             watch_stubs(stubs, process.stub_pids())
-            cause = self._serve(process, stubs)
+            cause = self._serve(process, stubs, watch)
             if self._stop_asked.is_set():
                 self._drain(process, stubs)
                 return
-        except EngineFailure as error:
+        except (TritonForgeError, OSError) as error:
             if first:
                 raise
             cause = Cause("load_failed", str(error))
         finally:
             watch_stubs(stubs, (), stubs.values())
-        self._replace(process, cause)
+        self._replace(cause)
 
     def _await_ready(self, process: TritonProcess) -> None:
         """Wait until Triton is ready, or a stop is asked for. EngineFailure when it ends or takes too long."""
@@ -162,18 +163,18 @@ class Supervisor(threading.Thread):
                 raise EngineFailure(f"{process.failure()} (waited {self._startup_timeout_s:g} s)")
         process.note_backend_folder()
 
-    def _serve(self, process: TritonProcess, stubs: dict[int, int]) -> Cause:
+    def _serve(self, process: TritonProcess, stubs: dict[int, int], watch: ServerWatch) -> Cause:
         """Serve until the server must be replaced or a stop is asked for; say why. EngineFailure without a token."""
         self._await_token(process, stubs)
         if not self._stop_asked.is_set():
             self._enter(State.SERVING)
-        ended: set[int] = set()
-        watch, cause = ServerWatch(process, stubs.values(), self._releases()), None
+        watch.follow(stubs.values(), self._releases())
+        ended, cause = set(), None
         while not ended and cause is None and not self._stop_asked.is_set():
             if self._renew_asked.is_set():
                 self._renew_asked.clear()
                 watch_stubs(stubs, process.stub_pids(), process.retired_stubs)
-                watch = ServerWatch(process, stubs.values(), self._releases())
+                watch.follow(stubs.values(), self._releases())
                 self._renewed.set()
             ended = self._wait((process.pidfd, *stubs), LOOK_S)
             cause = watch.look(time.monotonic())
@@ -214,12 +215,12 @@ class Supervisor(threading.Thread):
                 stubs, deadline = {}, min(deadline, time.monotonic() + EXIT_S)
         process.close()
 
-    def _replace(self, process: TritonProcess, cause: Cause) -> None:
+    def _replace(self, cause: Cause) -> None:
         """Remove a dead server, wait as the policy says, or give up with EngineFailure."""
         self._restarts[cause.kind] += 1
         self._enter(State.RESTARTING, cause.text)
         delay = self._policy.delay_after_death(time.monotonic())
-        process.close()
+        self.process.close()
         if delay is None:
             raise EngineFailure(f"gave up after {self._policy.limit} restarts in {self._policy.window_s:g} s: {cause}")
         log.warning("%s; starting a new server%s", cause, f" in {delay:g} s" if delay else "")

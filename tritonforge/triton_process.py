@@ -25,6 +25,7 @@ from tritonforge.model_control import restrictions
 from tritonforge.observation import Observation
 from tritonforge.ports import Ports, reachable
 from tritonforge.recorder import VARIABLE as BUCKETS_VARIABLE
+from tritonforge.server_log import ServerLog
 from tritonforge.shared_memory import FAMILY, SharedMemory
 from tritonforge.triton_install import STUB, TritonInstall
 
@@ -90,30 +91,40 @@ class TritonProcess:
     def __init__(
         self, install: TritonInstall, config: ServerConfig, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start it; `environment` has variables that it and its stubs get beside those of this process."""
+        """Start it, or leave nothing. `environment` has variables for it and its stubs beside those of this process."""
         self.config = config
+        self._process: subprocess.Popen | None = None
+        self._log: ServerLog | None = None
+        self.pidfd = -1
+        self.retired_stubs: frozenset[int] = frozenset()
         self._run_dir = Path(tempfile.mkdtemp(prefix=FAMILY))
         self._memory = SharedMemory(self._run_dir)
         self._folders_before = _backend_folders()
         self._backend_folder: Path | None = None
-        self.log_file = config.log_file or self._run_dir / "server.log"
         self._drain_file = DrainFile(self._run_dir / "drain")
-        variables = {**(environment or {}), **config.observe.environment(), VARIABLE: str(self._run_dir / "drain")}
+        try:
+            self._start(install, environment or {})
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, install: TritonInstall, environment: Mapping[str, str]) -> None:
+        config = self.config
+        variables = {**environment, **config.observe.environment(), VARIABLE: str(self._run_dir / "drain")}
         if config.histogram_buckets is not None:
             variables[BUCKETS_VARIABLE] = str(config.histogram_buckets.absolute())
-        self.retired_stubs: frozenset[int] = frozenset()
         repository = config.compose(self._run_dir)
         arguments = [*install.lay_out(self._run_dir), *config.arguments(repository, self._memory.prefix)]
-        with open(self.log_file, "ab") as log:
-            self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-ISc", _GUARD, str(os.getpid()), str(install.binary), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=install.environment(self._run_dir) | variables,
-                start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor only, which drains
-            )
+        self._log = ServerLog(config.log_file or self._run_dir / "server.log")
+        self._process = subprocess.Popen(
+            [sys.executable, "-ISc", _GUARD, str(os.getpid()), str(install.binary), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log.fd,
+            stderr=subprocess.STDOUT,
+            env=install.environment(self._run_dir) | variables,
+            start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor only, which drains
+        )
+        self._log.started()
         self.pidfd = os.pidfd_open(self._process.pid)
 
     @property
@@ -144,11 +155,11 @@ class TritonProcess:
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines that this server wrote."""
-        return "\n".join(self._log().splitlines()[-lines:])
+        return "\n".join(self._log.text().splitlines()[-lines:])
 
     def failure(self) -> EngineFailure:
         """Why the server ended or does not get ready, in one line, from its log."""
-        log = self._log()
+        log = self._log.text()
         failed = _LOAD_ERROR.search(log)
         if failed:
             cause = failed["cause"].split("\\n\\nAt:")[0].removeprefix("Internal: ").replace("\\n", " ")
@@ -165,7 +176,8 @@ class TritonProcess:
 
     def drain(self) -> None:
         """Ask the decoder and Triton to refuse new requests and finish the running ones; Triton then exits."""
-        self._drain_file.ask(self.config.drain_timeout_s)
+        with contextlib.suppress(OSError):  # a full disk: Triton alone drains not as promptly, but it drains
+            self._drain_file.ask(self.config.drain_timeout_s)
         self._process.terminate()
 
     @property
@@ -187,12 +199,15 @@ class TritonProcess:
 
     def close(self) -> None:
         """Kill what still runs, remove regions and folders: nothing of this server is left. Idempotent."""
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
         for pid in self.stub_pids():
             with contextlib.suppress(ProcessLookupError):
                 _kill_and_wait(pid)
         self._memory.close()
+        if self._log is not None:
+            self._log.close()
         if self._backend_folder is not None:
             with contextlib.suppress(OSError):  # removed by a clean exit, or not empty and so not ours
                 self._backend_folder.rmdir()
@@ -201,15 +216,17 @@ class TritonProcess:
             os.close(self.pidfd)
             self.pidfd = -1
 
-    def _log(self) -> str:
-        with contextlib.suppress(OSError), open(self.log_file, "rb") as log:
-            log.seek(self._log_start)
-            return log.read().decode(errors="replace")
-        return ""
-
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    """Processes of this user: a command line says whatever its process likes."""
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _is_mine(path)]
+
+
+def _is_mine(path: Path) -> bool:
+    """Whether a file exists and belongs to this user."""
+    with contextlib.suppress(OSError):  # gone meanwhile, or a link to nothing
+        return path.stat().st_uid == os.getuid()
+    return False
 
 
 def _command(pid: int) -> str:
@@ -228,5 +245,5 @@ def _kill_and_wait(pid: int) -> None:
         os.close(pidfd)
 
 
-def _backend_folders() -> set[Path]:
-    return {path for path in Path("/tmp").glob("python_env_*") if path.stat().st_uid == os.getuid()}
+def _backend_folders(folder: Path = Path("/tmp")) -> set[Path]:
+    return {path for path in folder.glob("python_env_*") if _is_mine(path)}

@@ -67,3 +67,39 @@ def test_another_release_in_its_place_is_none_of_our_business(release, tmp_path)
     shutil.rmtree(release.root)
     new.rename(release.root)
     assert look(watch) is None
+
+
+def spoil(release):
+    file = release.root / "model.bin"
+    file.write_bytes(b"y" + b"x" * 99)
+    os.utime(file, ns=(1, 1))
+
+
+@pytest.mark.parametrize("seen_before", [True, False])
+def test_a_change_is_found_although_other_releases_come_meanwhile(release, seen_before):
+    """Wrong: weights that change while a canary is loaded would be served for good."""
+    watch = ReleaseWatch([release])
+    spoil(release)
+    if seen_before:
+        watch.look(time.monotonic())
+    watch.follow([release])
+    assert look(watch) == f"model.bin of {release.root} was changed while it was served"
+
+
+def test_a_change_of_a_release_that_is_not_served_any_more_is_no_reason_to_end_a_stream(release):
+    watch = ReleaseWatch([release])
+    spoil(release)
+    assert look(watch) is not None
+    watch.follow([])
+    assert look(watch) is None
+
+
+def test_a_release_that_was_replaced_is_not_held_against_what_came_when_others_come(release):
+    """Wrong: a canary after a rebuild would have the watch compare the new files with the old manifest."""
+    watch = ReleaseWatch([release])
+    (release.root / "model.bin").write_bytes(b"new")
+    write_manifest(release.root, name="test")
+    assert look(watch) is None
+    watch.follow([release])
+    os.utime(release.root / "model.bin", ns=(1, 1))
+    assert look(watch) is None

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tritonforge import drain, shared_memory, triton_install
-from tritonforge.errors import InvalidRequest, NotFound, SetupError
+from tritonforge import drain, shared_memory, triton_install, triton_process
+from tritonforge.errors import EngineFailure, InvalidRequest, NotFound, ReleaseMismatch, SetupError
 from tritonforge.ports import Ports, reachable
 from tritonforge.server import Server
+from tritonforge.server_log import ServerLog
 from tritonforge.supervisor import RestartPolicy
 from tritonforge.triton_install import TritonInstall
-from tritonforge.triton_process import TritonProcess
+from tritonforge.triton_process import ServerConfig, TritonProcess
 
 
 def test_port_zero_becomes_distinct_free_ports():
@@ -103,6 +104,21 @@ def test_what_a_killed_owner_left_is_swept(shm, tmp_path):
     assert not list(shm.iterdir()) and not run_dir.exists()
 
 
+def test_nothing_is_swept_on_the_word_of_another_user(shm, tmp_path, monkeypatch):
+    """Wrong: whoever may write to /dev/shm could have any folder tritonforge-* of this user deleted, a living server's
+    run folder or a checkout, and hold up every start with a pipe."""
+    folder, region = tmp_path / "tritonforge-checkout", shm / "tritonforge-1-region"
+    folder.mkdir()
+    region.touch()
+    (shm / "tritonforge-.owner").write_text(str(folder))
+    os.mkfifo(shm / "tritonforge-pipe.owner")
+    (shm / "tritonforge-link.owner").symlink_to(shm / "tritonforge-.owner")
+    mine = os.getuid()
+    monkeypatch.setattr(shared_memory.os, "getuid", lambda: mine + 1)
+    shared_memory.sweep()
+    assert folder.exists() and region.exists()
+
+
 def test_sweeping_removes_no_folder_that_is_not_a_run_folder(shm, tmp_path):
     (shm / "tritonforge-x.owner").write_text(str(tmp_path))
     shared_memory.sweep()
@@ -111,11 +127,10 @@ def test_sweeping_removes_no_folder_that_is_not_a_run_folder(shm, tmp_path):
 
 def log_of(tmp_path: Path, text: str, code: int | None = 1):
     """What a process says of itself whose log is `text`."""
-    log = tmp_path / "log"
-    log.write_text(text)
-    process = SimpleNamespace(log_file=log, _log_start=0, exit_code=lambda: code)
-    process._log = lambda: TritonProcess._log(process)
-    return TritonProcess.failure(process)
+    log = ServerLog(tmp_path / "log")
+    os.write(log.fd, text.encode())
+    log.started()
+    return TritonProcess.failure(SimpleNamespace(_log=log, exit_code=lambda: code))
 
 
 def test_a_load_error_is_told_in_one_line_without_its_traceback(tmp_path):
@@ -243,3 +258,140 @@ def test_an_unreadable_model_configuration_is_named_with_what_is_wrong_in_it(tmp
     assert (
         "model decoder does not load: failed to read text proto from /r/decoder/config.pbtxt (3:17: Expected" in error
     )
+
+
+def config(compose, **more):
+    return ServerConfig(compose, Ports(1, 2, 3), "127.0.0.1", 1.0, "key", **more)
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """The folder in which run folders are made."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    monkeypatch.setattr(triton_process.tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_server_that_cannot_be_started_leaves_nothing_behind(shm, runs, tmp_path):
+    """Wrong: each try to replace a server whose release is being rebuilt would leave a folder and a locked file."""
+
+    def compose(run_dir):
+        raise ReleaseMismatch("config.pbtxt cannot be read")
+
+    with pytest.raises(ReleaseMismatch):
+        TritonProcess(TritonInstall(Path("/bin/true")), config(compose))
+    with pytest.raises(EngineFailure, match=r"log file .*nowhere/log.*No such file"):
+        TritonProcess(TritonInstall(Path("/bin/true")), config(lambda run: run, log_file=tmp_path / "nowhere" / "log"))
+    assert not list(shm.iterdir()) and not list(runs.iterdir())
+
+
+ECHO = "#!/bin/sh\necho error: the disk is full\nexit 3\n"
+
+
+@pytest.fixture
+def echo(tmp_path):
+    """Stands for a tritonserver that says why it fails."""
+    path = tmp_path / "echo.sh"
+    path.write_text(ECHO)
+    path.chmod(0o755)
+    return TritonInstall(path)
+
+
+def ended(process):
+    assert select.select([process.pidfd], [], [], 30)[0]
+    try:
+        return str(process.failure())
+    finally:
+        process.close()
+
+
+def test_a_log_file_that_is_a_pipe_gets_the_log_and_failures_are_still_explained(shm, runs, echo, tmp_path):
+    """Wrong: a container could not have the server's log on its standard output."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    assert "ended with code 3: the disk is full" in ended(TritonProcess(echo, config(lambda run: run, log_file=pipe)))
+    with open(reader, "rb") as file:
+        assert file.read() == b"error: the disk is full\n"
+
+
+def test_the_standard_output_can_be_the_log(shm, runs, echo):
+    """Whatever it is: here a pipe, which the launcher inherited."""
+    code = (
+        "import select, sys; from pathlib import Path; from tests.unit.test_server import config, ended\n"
+        "from tritonforge import shared_memory; from tritonforge.triton_install import TritonInstall\n"
+        "from tritonforge.triton_process import TritonProcess\n"
+        "shared_memory.SHM = Path(sys.argv[2])\n"
+        "settings = config(lambda run: run, log_file=Path('/dev/stdout'))\n"
+        "print(ended(TritonProcess(TritonInstall(Path(sys.argv[1])), settings)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, echo.binary, shm], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "error: the disk is full\n" and "code 3: the disk is full" in done.stderr
+
+
+def test_a_pipe_that_nobody_reads_any_more_stops_no_server(tmp_path):
+    """Wrong: the first line after a log collector's death would block or end the server."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = ServerLog(path)
+    os.close(reader)
+    for _ in range(40):
+        os.write(log.fd, b"x" * 9_999 + b"\n")
+    os.write(log.fd, b"last line\n")
+    log.started()
+    log.close()
+    text = log.text()
+    assert text.endswith("x\nlast line\n") and len(text) < 300_000, "what is kept of it is bounded"
+
+
+def test_a_pipe_that_nobody_opened_is_refused_and_not_waited_for(tmp_path):
+    """Wrong: the supervisor would stand still until somebody reads, and not even a stop would end it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(EngineFailure, match=r"log file .*pipe"):
+        ServerLog(tmp_path / "pipe")
+
+
+def test_a_regular_log_file_is_told_from_where_this_server_began(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("of the one before\n")
+    log = ServerLog(path)
+    os.write(log.fd, b"mine\n")
+    log.started()
+    log.close()
+    assert log.text() == "mine\n" and path.read_text() == "of the one before\nmine\n"
+
+
+def test_folders_of_other_servers_may_go_while_they_are_looked_at(tmp_path):
+    """Wrong: a server that stops, or a dangling link in /tmp, would make another one's start fail."""
+    (tmp_path / "python_env_gone").symlink_to(tmp_path / "gone")
+    (tmp_path / "python_env_mine").mkdir()
+    assert triton_process._backend_folders(tmp_path) == {tmp_path / "python_env_mine"}
+
+
+def test_a_process_of_another_user_is_no_stub_whatever_its_command_line_says(monkeypatch):
+    """Wrong: any user could have the server replaced: a look-alike that ends would be the death of a stub."""
+    prefix = "tritonforge-123456789abc"
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    arguments = [sys.executable, "-c", code, triton_install.STUB, prefix]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        seen = SimpleNamespace(_memory=SimpleNamespace(prefix=prefix))
+        assert TritonProcess.stub_pids(seen) == [process.pid]
+        mine = os.getuid()
+        monkeypatch.setattr(triton_process.os, "getuid", lambda: mine + 1)
+        assert TritonProcess.stub_pids(seen) == []
+
+
+def test_a_drain_that_cannot_be_told_to_the_decoder_still_lets_triton_drain(tmp_path):
+    """Wrong: with a full disk a stop would kill every running stream."""
+    asked = []
+    process = SimpleNamespace(
+        config=SimpleNamespace(drain_timeout_s=1.0),
+        _drain_file=drain.DrainFile(tmp_path / "no-folder" / "drain"),
+        _process=SimpleNamespace(terminate=lambda: asked.append("terminate")),
+    )
+    TritonProcess.drain(process)
+    assert asked == ["terminate"]

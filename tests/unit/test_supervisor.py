@@ -13,7 +13,7 @@ import pytest
 
 from tritonforge import stub_watch
 from tritonforge import supervisor as module
-from tritonforge.errors import EngineFailure, Overloaded
+from tritonforge.errors import EngineFailure, Overloaded, ReleaseMismatch
 from tritonforge.metrics_health import RESTARTS_VARIABLE
 from tritonforge.supervisor import RestartPolicy, State, Supervisor
 
@@ -33,7 +33,7 @@ class Standin:
         self.pid, self.pidfd = self.server.pid, os.pidfd_open(self.server.pid)
         self.closed = self.drained = False
         self.retired_stubs = set()
-        type(self).made.append(self)
+        self.made.append(self)
 
     def _start(self):
         process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE)
@@ -244,3 +244,22 @@ def test_a_drained_server_that_does_not_exit_is_killed(start, monkeypatch):
     supervisor.ask_stop()
     wait_for(supervisor, State.STOPPED)
     assert Standin.made[0].server.returncode < 0
+
+
+@pytest.mark.parametrize("error", [ReleaseMismatch("config.pbtxt cannot be read"), OSError("no space left on device")])
+def test_a_server_that_cannot_be_made_anew_is_tried_again(start, monkeypatch, error):
+    """Wrong: a stub that dies while its release is rebuilt, or the disk is full, would end the service for good."""
+    failing = [error]
+
+    class Flaky(Standin):
+        def __init__(self, *arguments):
+            if self.made and failing:
+                raise failing.pop()
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(module, "TritonProcess", Flaky)
+    supervisor = start(policy=RestartPolicy(first_delay_s=0.0))
+    wait_served(supervisor, 1)
+    Standin.made[0].stub.kill()
+    wait_served(supervisor, 2)
+    assert json.loads(Standin.made[1].environment[RESTARTS_VARIABLE]) == {"stub_died": 1, "load_failed": 1}
