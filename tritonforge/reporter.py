@@ -8,6 +8,7 @@ once a second: their cost does not grow with the speed of the engine. It knows n
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from tritonforge.health import Health
@@ -16,13 +17,12 @@ from tritonforge.metric_family import Bins, Kind, LabelValues, MetricFamily, Vie
 from tritonforge.metrics import DEFAULT_BUCKETS, FAMILIES
 from tritonforge.recorder import Recorder, load_buckets
 from tritonforge.request_record import RequestRecord
+from tritonforge.streams import JOIN_S
 
 REPORT_S = 0.1
 """Pause between two reports."""
 BINS_EVERY = 10
 """Reports from one telling of step histograms to the next."""
-JOIN_S = 1.0
-"""A call into Triton never returns once the server process is dead, so nobody waits long for the thread."""
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Buckets:
     def tell(self) -> None:
         """Tell what has been added."""
         total, counts = self._bins.sum, self._bins.counts.copy()
-        cumulated = [sum(counts[: index + 1]) for index in range(len(counts))]
+        cumulated = list(accumulate(counts))
         values = [*cumulated, total, cumulated[-1]]
         for index, (metric, value) in enumerate(zip(self._metrics, values, strict=True)):
             if value != self._told[index]:

@@ -110,8 +110,8 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Plan the next step: decodes first, then prefill chunks, and drafts with what is left of the budget.
 
-        Tenants share the prefill tokens of a step equally. So a prompt that is not longer than its tenant's share is
-        computed in the step that admits it, however long the prompts of others are.
+        Tenants take turns at the prefill tokens of a step, see PrefillTurns: a prompt that fits is computed in the step
+        that admits it, however long the prompts of others are, when its tenant computed no more than they did.
         """
         plan = self._planner.plan()
         self.budget_was_spent = plan.num_tokens >= self.config.max_num_batched_tokens

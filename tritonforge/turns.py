@@ -65,9 +65,11 @@ class PrefillTurns:
         `waiting` are the tenants that have more requests in the queue.
         """
         self._meet(demand)
+        if not demand:
+            return {}
         floods = self._recent.heavy() & waiting & demand.keys()
         most_of_flood = 1 if demand.keys() - floods else max(1, budget // HEAVY_PART)
-        even = min((self._computed[tenant] for tenant in demand), default=0) + SLACK_STEPS * budget
+        even = min(self._computed[tenant] for tenant in demand) + SLACK_STEPS * budget
         turns = sorted(demand, key=lambda tenant: (tenant in floods, self._computed[tenant] > even, demand[tenant]))
         shares: dict[str, int] = {}
         half = budget // 2

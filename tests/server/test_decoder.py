@@ -57,13 +57,12 @@ def long_request(model, request_id="", **options):
 
 
 def least_disturbed(once, good):
-    """One of five results of `once` must be `good`: a busy machine only delays what the server does."""
-    seen = []
+    """The first of five results of `once` that is `good`, else the last: a busy machine only delays a server."""
     for _ in range(5):
-        seen.append(once())
-        if good(*seen[-1]):
-            return
-    raise AssertionError(f"none of these is good: {seen}")
+        seen = once()
+        if good(*seen):
+            break
+    return seen
 
 
 def test_closing_a_decoder_stream_frees_its_blocks_within_two_tokens(server):
@@ -75,7 +74,9 @@ def test_closing_a_decoder_stream_frees_its_blocks_within_two_tokens(server):
         return seconds_until_free(server), settled_generation_tokens(server) - before - received
 
     # What was on its way to the client when it left counts as received: two more tokens beyond it.
-    least_disturbed(close_one, lambda seconds, beyond: seconds < 0.3 and beyond <= 2 + 2)
+    seconds, beyond = least_disturbed(close_one, lambda seconds, beyond: seconds < 0.3 and beyond <= 2 + 2)
+    assert seconds < 0.3
+    assert beyond <= 2 + 2
 
 
 def test_cancel_by_id_ends_an_llm_stream_with_its_statistics(server):
@@ -90,7 +91,8 @@ def test_cancel_by_id_ends_an_llm_stream_with_its_statistics(server):
         assert tokens == rest[-1].statistics["completion_tokens"], "a token was computed and never sent, or sent twice"
         return (seconds_until_free(server),)
 
-    least_disturbed(cancel_one, lambda seconds: seconds < 0.3)
+    [seconds] = least_disturbed(cancel_one, lambda seconds: seconds < 0.3)
+    assert seconds < 0.3
 
 
 def test_cancelling_an_unknown_id_is_not_found(server):
