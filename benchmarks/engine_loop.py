@@ -16,7 +16,7 @@ from tritonforge.decoder import DecoderConfig, load_loop
 from tritonforge.generate_request import GenerateRequest
 from tritonforge.loop import EngineLoop
 from tritonforge.release import Release
-from tritonforge.scheduler_config import SchedulerConfig
+from tritonforge.scheduling.scheduler_config import SchedulerConfig
 from tritonforge.text import Tokenizer
 
 

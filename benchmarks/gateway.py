@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from benchmarks.workload import Prompt, build_workload
 from tritonforge.client import NO_PROXY, infer_request, is_final, parse_response
-from tritonforge.gateway.keys import create_key
+from tritonforge.gateway.limits.keys import create_key
 from tritonforge.release import Release
 from tritonforge.server import Server
 

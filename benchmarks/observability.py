@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tritonforge.client import connect, infer_request, stream
-from tritonforge.observation import Observation
+from tritonforge.observation.observation import Observation
 from tritonforge.server import Server
 
 STREAMS = 16

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from tritonforge.launch.shared_memory import SHM
 from tritonforge.server import Server
-from tritonforge.shared_memory import SHM
 
 _SAMPLE = re.compile(r"^(tritonforge_\w+)\{[^}]*\} (\S+)$", re.MULTILINE)
 _REGION = re.compile(rf" ({SHM}/\S+)$", re.MULTILINE)

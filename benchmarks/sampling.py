@@ -18,9 +18,9 @@ import numpy as np
 from tritonforge.decoder import DecoderConfig, load_engine
 from tritonforge.engines.base import Engine, SequenceStep
 from tritonforge.generate_request import SamplingParams
-from tritonforge.logits import History, needs_history
 from tritonforge.release import Release
-from tritonforge.sampling import Draw, sample
+from tritonforge.sampling.logits import History, needs_history
+from tritonforge.sampling.sampling import Draw, sample
 from tritonforge.text import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent

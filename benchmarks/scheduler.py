@@ -8,9 +8,9 @@ import gc
 import statistics
 import time
 
-from tritonforge.blocks import BlockManager
-from tritonforge.request import Request
-from tritonforge.scheduler import Scheduler, SchedulerConfig
+from tritonforge.scheduling.blocks import BlockManager
+from tritonforge.scheduling.request import Request
+from tritonforge.scheduling.scheduler import Scheduler, SchedulerConfig
 
 SEQUENCES = (16, 64, 256, 512)
 PROMPT_TOKENS = 200

@@ -28,8 +28,8 @@ from tritonforge.engines.base import Engine, SequenceStep
 from tritonforge.generate_request import GenerateRequest
 from tritonforge.loop import EngineLoop
 from tritonforge.release import Release
-from tritonforge.scheduler import Scheduler
-from tritonforge.speculation import PRIOR, PromptLookup, Speculation
+from tritonforge.scheduling.scheduler import Scheduler
+from tritonforge.scheduling.speculation import PRIOR, PromptLookup, Speculation
 from tritonforge.text import Tokenizer
 
 DATA = Path(__file__).parent / "data"

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tritonforge.structured import Grammars
-from tritonforge.vocabulary import allowed_ids, apply_mask
+from tritonforge.structured.constraints import Grammars
+from tritonforge.structured.vocabulary import allowed_ids, apply_mask
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "tests" / "unit" / "schemas"
 STREAMS = 16

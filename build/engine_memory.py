@@ -12,9 +12,9 @@ from typing import Any
 
 import checkout  # noqa: F401  (puts the repository root on sys.path)
 
-from tritonforge.available_memory import resident_bytes
 from tritonforge.engines.base import Engine, SequenceStep
 from tritonforge.errors import EngineFailure
+from tritonforge.memory.available import resident_bytes
 
 MOST_SIZES = 32
 """Step sizes tried of each kind; where there are more, evenly spaced ones stand for all."""

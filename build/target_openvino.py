@@ -20,8 +20,8 @@ SOURCES = (
     "build/target_openvino.py",
     "tritonforge/engines/openvino.py",
     "tritonforge/engines/base.py",
-    "tritonforge/memory_plan.py",
-    "tritonforge/available_memory.py",
+    "tritonforge/memory/plan.py",
+    "tritonforge/memory/available.py",
 )
 WEIGHTS = "openvino_model.bin"
 FILES = ("openvino_model.xml", WEIGHTS)

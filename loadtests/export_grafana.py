@@ -9,7 +9,7 @@ from typing import Any
 
 from loadtests.export_indicators import HISTOGRAMS, PREFIX, Indicator, Indicators
 from loadtests.export_prometheus import RECORD
-from tritonforge.metrics import AREAS, FAMILIES, MetricFamily
+from tritonforge.observation.metrics import AREAS, FAMILIES, MetricFamily
 
 UID = "tritonforge"
 SELECT = 'instance=~"$instance"'

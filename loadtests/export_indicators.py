@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loadtests.contract import EVERY, Contract, Objective, Profile
 from loadtests.metrics import DURATION, METRICS
-from tritonforge.metrics import DEFAULT_BUCKETS
+from tritonforge.observation.metrics import DEFAULT_BUCKETS
 
 PREFIX = "tritonforge"
 HISTOGRAMS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loadtests.rehearsals_stage import NotPossible, Rehearsal, Served, Stage, see_service, serve, serving
 from loadtests.sweep_variant import DECODER_CONFIG, decoder_config, link_files, make_variant, replace_file
-from tritonforge.ports import Ports
+from tritonforge.launch.ports import Ports
 from tritonforge.release import MANIFEST
 
 START_S = 90.0

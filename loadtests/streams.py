@@ -17,7 +17,7 @@ from loadtests.schedule import Slot
 from loadtests.workload import Slow
 from tritonforge.client import CHANNEL_OPTIONS, NO_PROXY, infer_request, is_final, parse_response, rpc_error
 from tritonforge.errors import Overloaded, TritonForgeError
-from tritonforge.ports import is_loopback
+from tritonforge.launch.ports import is_loopback
 
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
 """Of a slow reader: with HTTP/2's own windows, tens of thousands of messages would be read ahead for it."""

@@ -22,7 +22,7 @@ from loadtests.sweep_recipe import check_recipe, recommend
 from loadtests.sweep_variant import decoder_config, with_limits
 from tritonforge.errors import InvalidRequest
 from tritonforge.release import Release
-from tritonforge.scheduler_config import SchedulerConfig
+from tritonforge.scheduling.scheduler_config import SchedulerConfig
 
 SCHEMA = "tritonforge.sweep/1"
 Limits = dict[str, int]

@@ -8,10 +8,10 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from tritonforge.generate_request import GenerateRequest, SamplingParams
-from tritonforge.logits import History, needs_history
-from tritonforge.request import FinishReason, Request, TokenEvent
-from tritonforge.sampling import Draw, Drawn
-from tritonforge.structured import Grammar
+from tritonforge.sampling.logits import History, needs_history
+from tritonforge.sampling.sampling import Draw, Drawn
+from tritonforge.scheduling.request import FinishReason, Request, TokenEvent
+from tritonforge.structured.constraints import Grammar
 from tritonforge.text import Decode, TextStream
 
 

@@ -13,10 +13,10 @@ from types import FrameType
 from tritonforge import __version__
 from tritonforge.errors import SetupError, TritonForgeError
 from tritonforge.gateway.arguments import add_parsers as add_gateway
-from tritonforge.observe_command import add_arguments, add_log_command, observation
-from tritonforge.probe_command import add_command as add_probe
+from tritonforge.launch.probe_command import add_command as add_probe
+from tritonforge.observation.command import add_arguments, add_log_command, observation
 from tritonforge.release import Release
-from tritonforge.release_commands import add_parser as add_release
+from tritonforge.rollout.commands import add_parser as add_release
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -40,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Serve a release until SIGINT or SIGTERM; a second signal does not wait for running requests."""
-    from tritonforge.ports import Ports
+    from tritonforge.launch.ports import Ports
+    from tritonforge.launch.supervisor import State
     from tritonforge.server import Server
-    from tritonforge.supervisor import State
 
     server = Server(
         arguments.release,
@@ -104,8 +104,8 @@ def verify(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Say what the decoder's process takes, and which sequences fit its KV cache."""
-    from tritonforge.memory_plan import CONTEXTS, MIB, MemoryPlan, fit_of, report
-    from tritonforge.memory_probe import measure_base_bytes
+    from tritonforge.memory.plan import CONTEXTS, MIB, MemoryPlan, fit_of, report
+    from tritonforge.memory.probe import measure_base_bytes
 
     release = Release.open(arguments.release)
     MemoryPlan.of_manifest(release.manifest, 0)  # refused before anything is measured

@@ -23,7 +23,7 @@ from tritonforge.errors import (
     Overloaded,
     TritonForgeError,
 )
-from tritonforge.ports import is_loopback
+from tritonforge.launch.ports import is_loopback
 from tritonforge.wire_values import encode_text, pack_ids, set_parameter, unpack
 
 DECODER = "decoder"

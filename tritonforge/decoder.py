@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tritonforge.blocks import BlockManager
 from tritonforge.engines.base import Engine, EngineSpec
 from tritonforge.errors import NotFound, ReleaseMismatch
 from tritonforge.generate_request import GenerateRequest, Limits
 from tritonforge.generation import Delta, Generation, Sink
 from tritonforge.loop import EngineLoop
 from tritonforge.messages import parse_tools
-from tritonforge.request import FinishReason
-from tritonforge.scheduler import Scheduler
-from tritonforge.scheduler_config import SchedulerConfig
-from tritonforge.speculation import Speculation, StepCost
-from tritonforge.structured import Grammars
+from tritonforge.scheduling.blocks import BlockManager
+from tritonforge.scheduling.request import FinishReason
+from tritonforge.scheduling.scheduler import Scheduler
+from tritonforge.scheduling.scheduler_config import SchedulerConfig
+from tritonforge.scheduling.speculation import Speculation, StepCost
+from tritonforge.structured.constraints import Grammars
+from tritonforge.structured.tool_calls import ToolCallFormat, detect_format, parse
 from tritonforge.text import Decode, Tokenizer
-from tritonforge.tool_calls import ToolCallFormat, detect_format, parse
 
 LINEAR_COST = StepCost(fixed=0.93, per_sequence=0.07, per_draft=0.9, per_draft_token=0.05, per_change=0.0)
 """What drafts cost on a linear KV cache: beside decodes of one token they take a call of their own, which costs almost

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from tritonforge.answer import Answer
 from tritonforge.errors import TritonForgeError
 from tritonforge.generate_request import GenerateRequest
-from tritonforge.request import FinishReason
-from tritonforge.sampling import Drawn
+from tritonforge.sampling.sampling import Drawn
+from tritonforge.scheduling.request import FinishReason
+from tritonforge.structured.tool_calls import ToolCall
 from tritonforge.timeline import Timeline
-from tritonforge.tool_calls import ToolCall
 
 
 @dataclass(frozen=True, slots=True)

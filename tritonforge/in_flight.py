@@ -11,9 +11,9 @@ from tritonforge.answer import Answer
 from tritonforge.deadlines import Deadlines, RetryAfter
 from tritonforge.errors import Overloaded, TritonForgeError
 from tritonforge.generation import Delta, Generation
-from tritonforge.request import FinishReason, Request, StepPlan, TokenEvent
-from tritonforge.sampling import Drawn
-from tritonforge.scheduler import Scheduler
+from tritonforge.sampling.sampling import Drawn
+from tritonforge.scheduling.request import FinishReason, Request, StepPlan, TokenEvent
+from tritonforge.scheduling.scheduler import Scheduler
 
 
 class InFlight:

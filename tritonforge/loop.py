@@ -20,12 +20,12 @@ from tritonforge.errors import EngineFailure, Overloaded, TritonForgeError
 from tritonforge.generate_request import GenerateRequest
 from tritonforge.generation import Generation, Sink
 from tritonforge.in_flight import InFlight
-from tritonforge.request import Request, StepPlan
-from tritonforge.sampler import Outcome, draw_step, sequence_steps
-from tritonforge.sampling import Drawn
-from tritonforge.scheduler import Scheduler
-from tritonforge.step_meter import StepMeter
-from tritonforge.structured import Grammar
+from tritonforge.observation.step_meter import StepMeter
+from tritonforge.sampling.sampler import Outcome, draw_step, sequence_steps
+from tritonforge.sampling.sampling import Drawn
+from tritonforge.scheduling.request import Request, StepPlan
+from tritonforge.scheduling.scheduler import Scheduler
+from tritonforge.structured.constraints import Grammar
 from tritonforge.text import Decode
 
 PROMPT_LOGPROBS_CHUNK = 64

@@ -24,8 +24,8 @@ from tritonforge.contract import (
 )
 from tritonforge.generate_request import GenerateRequest
 from tritonforge.generation import Delta, PromptEcho
-from tritonforge.sampling import Drawn
-from tritonforge.tool_calls import ToolCall
+from tritonforge.sampling.sampling import Drawn
+from tritonforge.structured.tool_calls import ToolCall
 
 Tensors = dict[str, np.ndarray]
 

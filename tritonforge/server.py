@@ -7,22 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from tritonforge.control_socket import ControlSocket
 from tritonforge.errors import EngineFailure
-from tritonforge.model_control import new_key
-from tritonforge.observation import Observation
-from tritonforge.ports import LOOPBACK, Ports, reachable
-from tritonforge.probe import Condition, Target, generate_token
+from tritonforge.launch.control_socket import ControlSocket
+from tritonforge.launch.model_control import new_key
+from tritonforge.launch.ports import LOOPBACK, Ports, reachable
+from tritonforge.launch.probe import Condition, Target, generate_token
+from tritonforge.launch.shared_memory import sweep
+from tritonforge.launch.state_file import control_path, remove_state, state_path, sweep_states, write_state
+from tritonforge.launch.supervisor import RestartPolicy, State, Supervisor
+from tritonforge.launch.triton_install import find_triton
+from tritonforge.launch.triton_process import ServerConfig
+from tritonforge.observation.observation import Observation
 from tritonforge.release import Release
-from tritonforge.release_commands import CommandTable
-from tritonforge.rollout import GRACE_S, Rollout
-from tritonforge.rollout_state import RolloutState
-from tritonforge.running_server import RunningServer
-from tritonforge.shared_memory import sweep
-from tritonforge.state_file import control_path, remove_state, state_path, sweep_states, write_state
-from tritonforge.supervisor import RestartPolicy, State, Supervisor
-from tritonforge.triton_install import find_triton
-from tritonforge.triton_process import ServerConfig
+from tritonforge.rollout.commands import CommandTable
+from tritonforge.rollout.rollout import GRACE_S, Rollout
+from tritonforge.rollout.running_server import RunningServer
+from tritonforge.rollout.state import RolloutState
 
 PROBE_TIMEOUT_S = 60.0
 STARTUP_TIMEOUT_S = 180.0

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from tritonforge.emitter import Emitter
 from tritonforge.errors import Cancelled, EngineFailure, TritonForgeError
 from tritonforge.generation import Delta, Generation, Outbox
-from tritonforge.recorder import Recorder
-from tritonforge.request_record import ERROR, RequestRecord
+from tritonforge.observation.recorder import Recorder
+from tritonforge.observation.request_record import ERROR, RequestRecord
 from tritonforge.responses import Tensors, response_tensors
 
 log = logging.getLogger(__name__)

@@ -8,18 +8,18 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from tritonforge.errors import STATUS, InvalidRequest, SetupError, TritonForgeError
-from tritonforge.health import Health
-from tritonforge.logs import RequestLog
 from tritonforge.loop import EngineLoop
-from tritonforge.metric_family import Kind
-from tritonforge.observation import Observation
-from tritonforge.recorder import Recorder
-from tritonforge.reporter import Reporter
+from tritonforge.observation.health import Health
+from tritonforge.observation.logs import RequestLog
+from tritonforge.observation.metric_family import Kind
+from tritonforge.observation.observation import Observation
+from tritonforge.observation.recorder import Recorder
+from tritonforge.observation.reporter import Reporter
 from tritonforge.responses import Tensors
 from tritonforge.streams import typed
 
 if TYPE_CHECKING:  # loads OpenTelemetry
-    from tritonforge.tracing import Tracing
+    from tritonforge.observation.tracing import Tracing
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -133,7 +133,7 @@ def open_tracing(settings: Observation, labels: Mapping[str, str]) -> "Tracing |
     if settings.otlp_endpoint is None:
         return None
     try:
-        from tritonforge.tracing import Tracing
+        from tritonforge.observation.tracing import Tracing
     except ImportError as error:
         remedy = "run `pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http`"
         raise SetupError(f"traces need OpenTelemetry ({error}); {remedy}") from None

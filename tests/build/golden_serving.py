@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from tritonforge.blocks import BlockManager
 from tritonforge.engines.openvino import BLOCK_SIZE, OpenVINOEngine
 from tritonforge.loop import EngineLoop
-from tritonforge.request import FinishReason
-from tritonforge.sampling import Drawn
-from tritonforge.scheduler import Scheduler
-from tritonforge.scheduler_config import SchedulerConfig
-from tritonforge.speculation import Speculation
+from tritonforge.sampling.sampling import Drawn
+from tritonforge.scheduling.blocks import BlockManager
+from tritonforge.scheduling.request import FinishReason
+from tritonforge.scheduling.scheduler import Scheduler
+from tritonforge.scheduling.scheduler_config import SchedulerConfig
+from tritonforge.scheduling.speculation import Speculation
 
 NUM_BLOCKS = 96
 MAX_MODEL_LEN = 1024

@@ -22,10 +22,10 @@ from transformers import GenerationConfig
 from tritonforge.answer import sample_params
 from tritonforge.engines.base import SequenceStep
 from tritonforge.generate_request import GenerateRequest, SamplingParams
-from tritonforge.planner import Propose
-from tritonforge.request import FinishReason, Request
-from tritonforge.sampling import Drawn
-from tritonforge.speculation import StepCost
+from tritonforge.sampling.sampling import Drawn
+from tritonforge.scheduling.planner import Propose
+from tritonforge.scheduling.request import FinishReason, Request
+from tritonforge.scheduling.speculation import StepCost
 
 REAL = "smollm2-135m"
 TOLERANCE = {REAL: 5e-4, "llama": 1e-4, "qwen2": 1e-4, "mistral": 1e-4}

@@ -17,8 +17,8 @@ from transformers.generation.logits_process import (
 )
 
 from tritonforge.generate_request import SamplingParams
-from tritonforge.logits import History
-from tritonforge.sampling import Draw, sample
+from tritonforge.sampling.logits import History
+from tritonforge.sampling.sampling import Draw, sample
 
 VOCAB = 24
 

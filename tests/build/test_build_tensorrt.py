@@ -23,7 +23,7 @@ from tritonforge.engines.tensorrt import TensorRTEngine
 from tritonforge.engines.tensorrt_identity import ENGINE, Identity
 from tritonforge.engines.tensorrt_plan import profiles
 from tritonforge.errors import EngineFailure, InvalidCheckpoint, InvalidRecipe, ReleaseMismatch, SetupError
-from tritonforge.memory_plan import MemoryPlan
+from tritonforge.memory.plan import MemoryPlan
 
 pytest.importorskip("tensorrt_rtx", reason="needs tensorrt_rtx, which builds without a GPU")
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import uvicorn
 
-from tritonforge.gateway.alias_router import AliasRouter
+from tritonforge.gateway.accounting.edge_metrics import EdgeMetrics
+from tritonforge.gateway.accounting.keepers import keep_records
+from tritonforge.gateway.accounting.records import Record
 from tritonforge.gateway.command import http_server, listen, make_edge, model_info, models_of
 from tritonforge.gateway.config import GatewayConfig
 from tritonforge.gateway.edge import Edge
-from tritonforge.gateway.edge_metrics import EdgeMetrics
-from tritonforge.gateway.keepers import keep_records
-from tritonforge.gateway.keys import KeyStore, create_key
-from tritonforge.gateway.records import Record
+from tritonforge.gateway.limits.keys import KeyStore, create_key
+from tritonforge.gateway.routing.alias_router import AliasRouter
 
 MODEL = "smollm2-135m-int8"
 START_S = 30.0

@@ -8,12 +8,12 @@ import pytest
 from tests.gateway.test_requests import chat, completion
 from tritonforge.client import Chunk
 from tritonforge.gateway.answers import Gain, Scored, chat_logprobs, completion_logprobs, gains_of
-from tritonforge.gateway.chat import ChatReply
-from tritonforge.gateway.completions import CompletionReply
+from tritonforge.gateway.api.chat import ChatReply
+from tritonforge.gateway.api.completions import CompletionReply
+from tritonforge.gateway.api.replies import Usage
 from tritonforge.gateway.merge import merge
-from tritonforge.gateway.replies import Usage
 from tritonforge.gateway.responses import ABORT, Sender, SlowClient, encode
-from tritonforge.gateway.router import ModelInfo
+from tritonforge.gateway.routing.router import ModelInfo
 
 USAGE = Usage(3, 4, 0)
 

@@ -14,8 +14,8 @@ import pytest
 from tests.gateway.serving import MODEL, serve_gateway
 from tests.gateway.stand_ins import text_of, tritons
 from tritonforge.errors import InvalidRequest, SetupError
-from tritonforge.gateway.batch_files import Results, line_of, read_entries
-from tritonforge.gateway.batch_run import MOST_TOLD_WAIT_S, wait_s
+from tritonforge.gateway.batch.files import Results, line_of, read_entries
+from tritonforge.gateway.batch.run import MOST_TOLD_WAIT_S, wait_s
 from tritonforge.options import PRIORITIES
 
 DEADLINE_S = 120

@@ -5,10 +5,10 @@ or a policy were read otherwise than it is written.
 import pytest
 
 from tritonforge.errors import InvalidRequest
-from tritonforge.gateway.breaker import BreakerPolicy, CircuitBreaker, State
+from tritonforge.gateway.accounting.trace import Trace
 from tritonforge.gateway.config import GatewayConfig
-from tritonforge.gateway.prefixes import BLOCK_TOKENS, PrefixIndex
-from tritonforge.gateway.trace import Trace
+from tritonforge.gateway.routing.breaker import BreakerPolicy, CircuitBreaker, State
+from tritonforge.gateway.routing.prefixes import BLOCK_TOKENS, PrefixIndex
 
 
 class Clock:

@@ -7,10 +7,10 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from tritonforge.gateway.bodies import read
-from tritonforge.gateway.errors import ApiError
-from tritonforge.gateway.fields import CHAT, COMPLETIONS, EXTENSIONS
-from tritonforge.gateway.schemas import ChatRequest, CompletionRequest
+from tritonforge.gateway.api.bodies import read
+from tritonforge.gateway.api.errors import ApiError
+from tritonforge.gateway.api.fields import CHAT, COMPLETIONS, EXTENSIONS
+from tritonforge.gateway.api.schemas import ChatRequest, CompletionRequest
 from tritonforge.options import OPTIONS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gateway.md"

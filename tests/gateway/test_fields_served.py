@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.serving import MODEL
-from tritonforge.gateway.fields import CHAT, COMPLETIONS
+from tritonforge.gateway.api.fields import CHAT, COMPLETIONS
 
 pytestmark = pytest.mark.server
 

@@ -16,12 +16,12 @@ from tests.gateway.stand_ins import tritons
 from tests.gateway.test_routing import CHAT, HELLO, ask, told
 from tritonforge.errors import InvalidRequest
 from tritonforge.gateway.answers import Gain, Scored
+from tritonforge.gateway.api.formats import Newlines, Strip
 from tritonforge.gateway.config import GatewayConfig
-from tritonforge.gateway.filter_config import BUILTIN, Filter, luhn
-from tritonforge.gateway.filters import Answer
-from tritonforge.gateway.formats import Newlines, Strip
-from tritonforge.gateway.scanner import Pattern, Scanner
-from tritonforge.tool_calls import ToolCall
+from tritonforge.gateway.filtering.config import BUILTIN, Filter, luhn
+from tritonforge.gateway.filtering.filters import Answer
+from tritonforge.gateway.filtering.scanner import Pattern, Scanner
+from tritonforge.structured.tool_calls import ToolCall
 
 PATTERNS = ("abc", "a{2,4}b?", r"\bcab\b", "(?:ab|abcb)c", "b(?=c)", "c[ab]{1,3}c", "(?<=b)a", "ca|cab")
 

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from tests.gateway.serving import MODEL
-from tritonforge.gateway.openapi import document
+from tritonforge.gateway.api.openapi import document
 
 pytestmark = pytest.mark.server
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.gateway.serving import MODEL
 from tests.gateway.test_streams_served import body_of, events_of, raw_request
-from tritonforge.gateway.keys import create_key, revoke_key
+from tritonforge.gateway.limits.keys import create_key, revoke_key
 
 pytestmark = pytest.mark.server
 

@@ -11,9 +11,9 @@ import pytest
 
 from tritonforge import cli
 from tritonforge.errors import InvalidRequest, NotFound
-from tritonforge.gateway import keys as keys_module
-from tritonforge.gateway.keys import KeyStore, create_key, read_keys, revoke_key
-from tritonforge.probe import PROBE_TENANT
+from tritonforge.gateway.limits import keys as keys_module
+from tritonforge.gateway.limits.keys import KeyStore, create_key, read_keys, revoke_key
+from tritonforge.launch.probe import PROBE_TENANT
 
 
 @pytest.fixture

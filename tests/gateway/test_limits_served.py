@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tests.gateway.serving import MODEL, serve_gateway
-from tritonforge.gateway.quota import Quota, open_storage
+from tritonforge.gateway.limits.quota import Quota, open_storage
 
 pytestmark = pytest.mark.server
 

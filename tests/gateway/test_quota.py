@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tritonforge.gateway.api.errors import ApiError
 from tritonforge.gateway.config import Tenant
-from tritonforge.gateway.errors import ApiError
-from tritonforge.gateway.leases import MemoryLeases
-from tritonforge.gateway.quota import Quota, open_storage
+from tritonforge.gateway.limits.leases import MemoryLeases
+from tritonforge.gateway.limits.quota import Quota, open_storage
 
 NOW = 1_800_000_000.0  # the start of a minute, and 08:00 of a day
 

@@ -19,12 +19,12 @@ from tests.gateway.serving import serve_gateway
 from tests.gateway.stand_ins import TOKENS, text_of, tritons
 from tests.gateway.test_routing import ask
 from tritonforge.errors import NotFound, SetupError
-from tritonforge.gateway.audit import AuditFiles
-from tritonforge.gateway.background import Background
-from tritonforge.gateway.records import Content, Record
-from tritonforge.gateway.records_config import Price
-from tritonforge.gateway.usage import UsageFile, read_usage
-from tritonforge.gateway.usage_command import table_of_usage
+from tritonforge.gateway.accounting.audit import AuditFiles
+from tritonforge.gateway.accounting.background import Background
+from tritonforge.gateway.accounting.config import Price
+from tritonforge.gateway.accounting.records import Content, Record
+from tritonforge.gateway.accounting.usage import UsageFile, read_usage
+from tritonforge.gateway.accounting.usage_command import table_of_usage
 
 NOON = 1_800_014_400.0
 """2027-01-15 12:00 UTC."""
@@ -225,9 +225,9 @@ def test_the_command_prints_usage_and_says_when_there_is_none(tmp_path):
 
 
 def test_a_place_that_was_configured_and_cannot_be_written_is_said_at_the_start(tmp_path):
+    from tritonforge.gateway.accounting.keepers import keep_records
     from tritonforge.gateway.config import GatewayConfig
     from tritonforge.gateway.edge import Edge
-    from tritonforge.gateway.keepers import keep_records
 
     blocked = tmp_path / "file"
     blocked.write_text("")

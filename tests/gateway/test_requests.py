@@ -17,10 +17,10 @@ from tritonforge.errors import (
     Overloaded,
     TritonForgeError,
 )
-from tritonforge.gateway.bodies import read
+from tritonforge.gateway.api.bodies import read
+from tritonforge.gateway.api.errors import ApiError, of_model_error
+from tritonforge.gateway.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from tritonforge.gateway.config import Tenant
-from tritonforge.gateway.errors import ApiError, of_model_error
-from tritonforge.gateway.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from tritonforge.gateway.work import of_chat, of_completion, of_tokenize
 from tritonforge.options import parse_options
 

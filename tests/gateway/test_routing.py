@@ -14,7 +14,7 @@ import pytest
 
 from tests.gateway.serving import serve_gateway
 from tests.gateway.stand_ins import TOKENS, managed_api, text_of, tritons
-from tritonforge.gateway.breaker import State
+from tritonforge.gateway.routing.breaker import State
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello you"}], "stream": True}

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from tests.gateway.test_requests import USER, chat, messages_of
-from tritonforge.gateway.errors import ApiError
-from tritonforge.gateway.schemas import Tool
-from tritonforge.gateway.tools import CallReader, ToolUse, call_grammar, write_plainly
-from tritonforge.tool_calls import ToolCall
+from tritonforge.gateway.api.errors import ApiError
+from tritonforge.gateway.api.schemas import Tool
+from tritonforge.gateway.api.tools import CallReader, ToolUse, call_grammar, write_plainly
+from tritonforge.structured.tool_calls import ToolCall
 
 SCHEMA = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "required": ["city"]}
 SCHEMA |= {"additionalProperties": False, "$defs": {"city": {"enum": ["Paris", "Oslo"]}}}

@@ -13,8 +13,8 @@ import numpy as np
 from tritonforge.decoder import DecoderConfig, load_blocks, load_engine
 from tritonforge.generate_request import GenerateRequest
 from tritonforge.loop import EngineLoop
-from tritonforge.scheduler import Scheduler
-from tritonforge.scheduler_config import SchedulerConfig
+from tritonforge.scheduling.scheduler import Scheduler
+from tritonforge.scheduling.scheduler_config import SchedulerConfig
 
 WAIT_S = 300.0
 

@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import step_graph
 
-from tritonforge.available_memory import resident_bytes
 from tritonforge.decoder import load_engine
 from tritonforge.engines.base import SequenceStep
 from tritonforge.errors import InvalidRequest, ReleaseMismatch
+from tritonforge.memory.available import resident_bytes
 
 CONTEXT = 600
 MIB = 1 << 20

@@ -18,8 +18,8 @@ from tritonforge.errors import InvalidRequest
 from tritonforge.generate_request import GenerateRequest, Limits
 from tritonforge.options import OPTIONS, STRUCTURES, parse_options
 from tritonforge.prompt import build_prompt
-from tritonforge.structured import Grammars
-from tritonforge.vocabulary import allowed_ids
+from tritonforge.structured.constraints import Grammars
+from tritonforge.structured.vocabulary import allowed_ids
 
 LIMITS = Limits(max_model_len=64, vocab_size=100)
 MESSAGE_BOUND = 1000

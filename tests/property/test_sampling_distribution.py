@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tritonforge.generate_request import SamplingParams
-from tritonforge.logits import History, needs_history
-from tritonforge.sampling import Draw, sample
+from tritonforge.sampling.logits import History, needs_history
+from tritonforge.sampling.sampling import Draw, sample
 
 DRAWS = 20_000
 VOCAB = 37

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tritonforge.blocks import BlockManager
 from tritonforge.engines.base import EngineSpec, SequenceStep
 from tritonforge.engines.simulated import SimulatedEngine
-from tritonforge.request import FinishReason, Request
-from tritonforge.scheduler import Scheduler, SchedulerConfig
+from tritonforge.scheduling.blocks import BlockManager
+from tritonforge.scheduling.request import FinishReason, Request
+from tritonforge.scheduling.scheduler import Scheduler, SchedulerConfig
 
 BLOCK_SIZE = 4
 VOCAB = 11

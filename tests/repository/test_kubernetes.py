@@ -13,8 +13,8 @@ import pytest
 
 from tritonforge.cli import _parser
 from tritonforge.gateway.config import GatewayConfig
-from tritonforge.metrics import FAMILIES
-from tritonforge.supervisor import EXIT_S, UNLOAD_S
+from tritonforge.launch.supervisor import EXIT_S, UNLOAD_S
+from tritonforge.observation.metrics import FAMILIES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SPEC = importlib.util.spec_from_file_location("check_manifests", ROOT / "scripts" / "check_manifests.py")

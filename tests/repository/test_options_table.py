@@ -12,9 +12,9 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from tests.options_docs import code, tables  # noqa: E402
-from tritonforge import metrics  # noqa: E402
 from tritonforge.contract import DECODER_OUTPUTS  # noqa: E402
 from tritonforge.errors import STATUS  # noqa: E402
+from tritonforge.observation import metrics  # noqa: E402
 from tritonforge.options import OPTIONS, Option  # noqa: E402
 
 ROWS = {code(row["option"]): row for rows in tables("option").values() for row in rows}
@@ -82,7 +82,7 @@ def test_the_api_page_explains_each_output(name):
 
 
 def test_the_metrics_page_holds_the_table_of_the_code():
-    """Written by `python -m tritonforge.metrics`, below the page's own text."""
+    """Written by `python -m tritonforge.observation.metrics`, below the page's own text."""
     assert METRICS.endswith(f"\n{metrics.table()}\n")
 
 

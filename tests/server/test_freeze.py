@@ -29,7 +29,7 @@ from loadtests.raw_files import read_run  # noqa: E402
 from loadtests.records import OK  # noqa: E402
 from loadtests.schedule import build_schedule  # noqa: E402
 from tritonforge.client import generate, infer_request  # noqa: E402
-from tritonforge.supervisor import State  # noqa: E402
+from tritonforge.launch.supervisor import State  # noqa: E402
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

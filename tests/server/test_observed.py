@@ -20,10 +20,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tritonclient.grpc import service_pb2_grpc
 
-from tritonforge import probe
 from tritonforge.client import connect, infer_request, stream
-from tritonforge.observation import Observation
-from tritonforge.probe import Condition, Target
+from tritonforge.launch import probe
+from tritonforge.launch.probe import Condition, Target
+from tritonforge.observation.observation import Observation
 from tritonforge.server import Server
 
 pytestmark = pytest.mark.server

@@ -21,10 +21,10 @@ from tests.server.releases import sibling
 from tritonforge import cli
 from tritonforge.client import cancel, connect, generate, infer_request, stream
 from tritonforge.errors import EngineFailure, NotFound
-from tritonforge.route_client import Router, fetch_route
-from tritonforge.routing import Share
+from tritonforge.launch.supervisor import State
+from tritonforge.rollout.route_client import Router, fetch_route
+from tritonforge.rollout.routing import Share
 from tritonforge.server import Server
-from tritonforge.supervisor import State
 
 pytestmark = pytest.mark.server
 

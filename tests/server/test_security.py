@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from tritonforge.client import connect
-from tritonforge.model_control import HEADER
+from tritonforge.launch.model_control import HEADER
 
 pytestmark = pytest.mark.server
 

@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 
 from tritonforge.client import connect, infer_request, stream
-from tritonforge.drain import HUNG_S
 from tritonforge.errors import EngineFailure, Overloaded, SetupError, TritonForgeError
-from tritonforge.ports import Ports
+from tritonforge.launch.drain import HUNG_S
+from tritonforge.launch.ports import Ports
+from tritonforge.launch.supervisor import RestartPolicy, State
 from tritonforge.release import Release
 from tritonforge.server import Server
-from tritonforge.supervisor import RestartPolicy, State
 
 pytestmark = pytest.mark.server
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from timed import BLOCK_SIZE, Arrival, StepCost, Timings, play
 
-from tritonforge.scheduler import SchedulerConfig
+from tritonforge.scheduling.scheduler import SchedulerConfig
 
 COST = StepCost()
 NUM_BLOCKS = 1226

@@ -7,14 +7,14 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from tritonforge.blocks import BlockManager
 from tritonforge.engines.base import EngineSpec, SequenceStep
 from tritonforge.engines.simulated import SimulatedEngine
 from tritonforge.errors import EngineFailure, InvalidRequest, Overloaded
 from tritonforge.generate_request import GenerateRequest, SamplingParams
 from tritonforge.loop import EngineLoop
-from tritonforge.request import FinishReason
-from tritonforge.scheduler import Scheduler, SchedulerConfig
+from tritonforge.scheduling.blocks import BlockManager
+from tritonforge.scheduling.request import FinishReason
+from tritonforge.scheduling.scheduler import Scheduler, SchedulerConfig
 
 WAIT_S = 20.0
 NUM_BLOCKS = 24

@@ -6,16 +6,16 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from tritonforge.blocks import BlockManager
 from tritonforge.engines.base import EngineSpec
 from tritonforge.engines.simulated import SimulatedEngine, logits_of
 from tritonforge.errors import DeadlineExceeded, Overloaded
 from tritonforge.generate_request import GenerateRequest, SamplingParams
 from tritonforge.loop import PROMPT_LOGPROBS_CHUNK, EngineLoop
-from tritonforge.request import FinishReason
-from tritonforge.scheduler import Scheduler
-from tritonforge.scheduler_config import SchedulerConfig
-from tritonforge.speculation import Speculation, StepCost
+from tritonforge.scheduling.blocks import BlockManager
+from tritonforge.scheduling.request import FinishReason
+from tritonforge.scheduling.scheduler import Scheduler
+from tritonforge.scheduling.scheduler_config import SchedulerConfig
+from tritonforge.scheduling.speculation import Speculation, StepCost
 
 WAIT_S = 20.0
 VOCAB, BLOCK_SIZE, NUM_BLOCKS = 26, 4, 256

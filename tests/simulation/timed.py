@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import quantiles
 
-from tritonforge.blocks import BlockManager
 from tritonforge.errors import Overloaded
-from tritonforge.request import FinishReason, Request
-from tritonforge.scheduler import Scheduler, SchedulerConfig
+from tritonforge.scheduling.blocks import BlockManager
+from tritonforge.scheduling.request import FinishReason, Request
+from tritonforge.scheduling.scheduler import Scheduler, SchedulerConfig
 
 BLOCK_SIZE = 32
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from slot_engine import SlotEngine
 from workloads import VOCAB, Job, Workload
 
-from tritonforge.blocks import BlockManager
 from tritonforge.engines.base import Engine, EngineSpec, SequenceStep
 from tritonforge.engines.linear_calls import CallLimits
 from tritonforge.engines.simulated import SimulatedEngine, logits_of
 from tritonforge.errors import InvalidRequest, Overloaded
-from tritonforge.request import FinishReason, Phase, Request, StepPlan
-from tritonforge.scheduler import Scheduler
+from tritonforge.scheduling.blocks import BlockManager
+from tritonforge.scheduling.request import FinishReason, Phase, Request, StepPlan
+from tritonforge.scheduling.scheduler import Scheduler
 
 MAX_STEPS = 3000
 STEP_NS = 1_000_000

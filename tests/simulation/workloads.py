@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tritonforge.scheduler import SchedulerConfig
+from tritonforge.scheduling.scheduler import SchedulerConfig
 
 VOCAB = 8
 STOP_TOKEN = 3

@@ -19,7 +19,7 @@ from slo_support import to_toml
 from loadtests.campaign import main
 from loadtests.raw_files import read_run
 from loadtests.records import OK, Record
-from tritonforge.metrics import DEFAULT_BUCKETS
+from tritonforge.observation.metrics import DEFAULT_BUCKETS
 
 pytestmark = pytest.mark.server
 

@@ -15,9 +15,9 @@ from slo_prometheus import NEEDED, Prometheus
 from slo_support import ROOT
 
 from loadtests.rehearsals_stage import Crowd, request_of
-from tritonforge.ports import Ports
+from tritonforge.launch.ports import Ports
+from tritonforge.launch.supervisor import State
 from tritonforge.server import Server
-from tritonforge.supervisor import State
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, NEEDED]
 

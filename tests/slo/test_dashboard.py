@@ -17,7 +17,7 @@ from loadtests.export_grafana import COLUMNS, WIDTH, dashboard, queries
 from loadtests.export_indicators import indicators_of
 from loadtests.export_prometheus import operator_rule, rules
 from loadtests.export_yaml import to_yaml
-from tritonforge.metrics import AREAS, FAMILIES
+from tritonforge.observation.metrics import AREAS, FAMILIES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GENERATED = ROOT / "docker" / "generated"

@@ -15,7 +15,7 @@ from slo_prometheus import NEEDED, Prometheus
 
 from loadtests.export_grafana import queries
 from tritonforge.client import generate, infer_request
-from tritonforge.ports import Ports
+from tritonforge.launch.ports import Ports
 
 pytestmark = pytest.mark.server
 

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from tritonforge.admission import WaitingQueue
 from tritonforge.errors import Overloaded
-from tritonforge.request import Request
+from tritonforge.scheduling.admission import WaitingQueue
+from tritonforge.scheduling.request import Request
 
 AGEING_NS = 1000
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritonforge.blocks import BlockManager, hash_block, hash_blocks, hash_salt
+from tritonforge.scheduling.blocks import BlockManager, hash_block, hash_blocks, hash_salt
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_serving_what_is_no_release_is_one_line(tmp_path, capsys):
 @pytest.fixture
 def planned(tmp_path, monkeypatch):
     """A release with memory figures: 128 KV blocks of 32 tokens and 437,760 bytes; the rest of the process 484 MiB."""
-    from tritonforge import memory_probe
+    from tritonforge.memory import probe as memory_probe
 
     memory = dict.fromkeys(("weight_bytes", "runtime_bytes", "step_bytes"), 128 << 20) | {"load_peak_bytes": 0}
     kv_cache = {"bytes_per_block": 437_760, "num_blocks": 128, "spare_blocks": 1}

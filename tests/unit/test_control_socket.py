@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from tritonforge import control_socket
-from tritonforge.control_socket import ControlSocket, ask
 from tritonforge.errors import EngineFailure, InvalidRequest, NotFound, Overloaded, SetupError
+from tritonforge.launch import control_socket
+from tritonforge.launch.control_socket import ControlSocket, ask
 
 PORT = 100_000 + os.getpid()
 """No TCP port, so no server's name is taken by a test."""

@@ -5,7 +5,7 @@ from tritonforge.deadlines import Deadlines, RetryAfter
 from tritonforge.errors import DeadlineExceeded, Overloaded
 from tritonforge.generate_request import GenerateRequest
 from tritonforge.generation import Generation
-from tritonforge.request import FinishReason, Request
+from tritonforge.scheduling.request import FinishReason, Request
 
 MS = 1_000_000
 SECOND = 1000 * MS

@@ -5,17 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from tritonforge import health as module
-from tritonforge.blocks import BlockManager
-from tritonforge.drain import VARIABLE as DRAIN_VARIABLE
 from tritonforge.engines.base import EngineSpec
 from tritonforge.engines.simulated import SimulatedEngine
 from tritonforge.generate_request import GenerateRequest
-from tritonforge.health import SETTLE_S, STALLED_S, Health, stall_file, tell_supervisor
+from tritonforge.launch.drain import VARIABLE as DRAIN_VARIABLE
 from tritonforge.loop import EngineLoop
-from tritonforge.scheduler import Scheduler
-from tritonforge.scheduler_config import SchedulerConfig
-from tritonforge.step_meter import StepMeter
+from tritonforge.observation import health as module
+from tritonforge.observation.health import SETTLE_S, STALLED_S, Health, stall_file, tell_supervisor
+from tritonforge.observation.step_meter import StepMeter
+from tritonforge.scheduling.blocks import BlockManager
+from tritonforge.scheduling.scheduler import Scheduler
+from tritonforge.scheduling.scheduler_config import SchedulerConfig
 
 SECOND = 10**9
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.test_recorder import STATISTICS, ended
-from tritonforge import logs
 from tritonforge.errors import EngineFailure, InvalidRequest
-from tritonforge.observation import Observation
-from tritonforge.recorder import Recorder
-from tritonforge.request_record import RequestRecord
+from tritonforge.observation import logs
+from tritonforge.observation.observation import Observation
+from tritonforge.observation.recorder import Recorder
+from tritonforge.observation.request_record import RequestRecord
 
 LABELS = {"model": "decoder", "version": "1"}
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritonforge.available_memory import available_bytes, release_mapped_pages, resident_bytes
 from tritonforge.errors import InvalidRequest, ReleaseMismatch, SetupError
-from tritonforge.memory_plan import MIB, MemoryPlan, fit_num_blocks, report
-from tritonforge.memory_probe import measure_base_bytes
+from tritonforge.memory.available import available_bytes, release_mapped_pages, resident_bytes
+from tritonforge.memory.plan import MIB, MemoryPlan, fit_num_blocks, report
+from tritonforge.memory.probe import measure_base_bytes
 from tritonforge.release import Release
 
 PLAN = MemoryPlan(
@@ -150,7 +150,7 @@ def test_mapped_pages_go_and_come_back(tmp_path):
 LOAD = """
 import json, random, sys, threading
 from pathlib import Path
-from tritonforge.available_memory import resident_bytes
+from tritonforge.memory.available import resident_bytes
 from tritonforge.decoder import Decoder
 
 decoder = Decoder(Path(sys.argv[1]))

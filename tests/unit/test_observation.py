@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tritonforge.errors import InvalidRequest
-from tritonforge.observation import Observation
+from tritonforge.observation.observation import Observation
 
 
 def test_settings_survive_the_way_through_the_environment(tmp_path):

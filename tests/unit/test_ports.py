@@ -2,7 +2,7 @@
 
 import pytest
 
-from tritonforge.ports import is_loopback
+from tritonforge.launch.ports import is_loopback
 
 
 @pytest.mark.parametrize(

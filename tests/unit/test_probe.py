@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tritonforge import probe, probe_command, state_file
 from tritonforge.cli import main
-from tritonforge.probe import PROBE_TENANT, PURPOSES, Condition, Target, check
+from tritonforge.launch import probe, probe_command, state_file
+from tritonforge.launch.probe import PROBE_TENANT, PURPOSES, Condition, Target, check
 
 TOKEN = '{"model_name":"llm","text_output":"!"}'
 
@@ -150,7 +150,7 @@ def test_a_closed_port_is_dead_unless_a_supervisor_says_that_it_starts(served):
 def test_the_word_of_a_supervisor_that_is_gone_counts_for_nothing(served):
     port = free_port()
     code = (
-        "import sys; from pathlib import Path; from tritonforge.state_file import write_state\n"
+        "import sys; from pathlib import Path; from tritonforge.launch.state_file import write_state\n"
         "write_state(Path(sys.argv[1]), 'starting')"
     )
     path = state_file.state_path(port)

@@ -14,10 +14,10 @@ from tritonforge.errors import (
     ReleaseMismatch,
 )
 from tritonforge.generate_request import GenerateRequest
-from tritonforge.metrics import DEFAULT_BUCKETS, FAMILIES
-from tritonforge.probe import PROBE_TENANT
-from tritonforge.recorder import MOST_TENANTS, OTHER_TENANTS, VARIABLE, Recorder, load_buckets
-from tritonforge.request_record import RequestRecord, rejection
+from tritonforge.launch.probe import PROBE_TENANT
+from tritonforge.observation.metrics import DEFAULT_BUCKETS, FAMILIES
+from tritonforge.observation.recorder import MOST_TENANTS, OTHER_TENANTS, VARIABLE, Recorder, load_buckets
+from tritonforge.observation.request_record import RequestRecord, rejection
 from tritonforge.timeline import Timeline
 
 STATISTICS = {

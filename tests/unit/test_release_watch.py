@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from tritonforge import release_watch
+from tritonforge.launch import release_watch
+from tritonforge.launch.release_watch import ReleaseWatch
 from tritonforge.release import write_manifest
-from tritonforge.release_watch import ReleaseWatch
 
 
 @pytest.fixture

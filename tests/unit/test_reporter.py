@@ -6,12 +6,12 @@ import pytest
 
 from tests.unit.test_recorder import ended
 from tritonforge.errors import Overloaded
-from tritonforge.metric_family import Bins
-from tritonforge.metrics import DEFAULT_BUCKETS, FAMILIES
-from tritonforge.metrics_engine import waiting_by_reason
-from tritonforge.recorder import Recorder
-from tritonforge.reporter import BINS_EVERY, Reporter
-from tritonforge.step_meter import StepMeter
+from tritonforge.observation.metric_family import Bins
+from tritonforge.observation.metrics import DEFAULT_BUCKETS, FAMILIES
+from tritonforge.observation.metrics_engine import waiting_by_reason
+from tritonforge.observation.recorder import Recorder
+from tritonforge.observation.reporter import BINS_EVERY, Reporter
+from tritonforge.observation.step_meter import StepMeter
 
 LABELS = {"model": "decoder", "version": "1"}
 

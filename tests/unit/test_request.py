@@ -7,7 +7,7 @@ import pytest
 from tritonforge.errors import InvalidRequest
 from tritonforge.generate_request import GenerateRequest, Limits
 from tritonforge.options import OPTIONS, STRUCTURES, parse_options
-from tritonforge.request import Request
+from tritonforge.scheduling.request import Request
 
 LIMITS = Limits(max_model_len=64, vocab_size=100)
 

@@ -11,10 +11,10 @@ from tritonclient.grpc import model_config_pb2
 from tritonforge.contract import SERVED_MODELS, render_config
 from tritonforge.errors import EngineFailure, InvalidRequest, Overloaded, ReleaseMismatch
 from tritonforge.release import Release, version_folder, write_manifest
-from tritonforge.release_commands import CommandTable
-from tritonforge.rollout import Rollout
-from tritonforge.rollout_state import RolloutState
-from tritonforge.routing import Route
+from tritonforge.rollout.commands import CommandTable
+from tritonforge.rollout.rollout import Rollout
+from tritonforge.rollout.routing import Route
+from tritonforge.rollout.state import RolloutState
 
 
 def make_release(root: Path, *, batch: int = 64, code: str = "version_folder(args)") -> Release:

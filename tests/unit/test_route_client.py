@@ -2,11 +2,11 @@
 
 import pytest
 
-from tritonforge import route_client
 from tritonforge.client import Chunk, infer_request
 from tritonforge.errors import EngineFailure, InvalidRequest, NotFound, Overloaded
-from tritonforge.route_client import Router
-from tritonforge.routing import Route, Share, Target
+from tritonforge.rollout import route_client
+from tritonforge.rollout.route_client import Router
+from tritonforge.rollout.routing import Route, Share, Target
 
 ROUTE = Route(Target("llm", 1000, "a"), Target("llm_canary", 999, "b"), Share(1.0, ("acme",)))
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tritonforge.errors import InvalidRequest
-from tritonforge.routing import DIGEST, SHARE, VERSION, Route, Share, Target, position, share_of
+from tritonforge.rollout.routing import DIGEST, SHARE, VERSION, Route, Share, Target, position, share_of
 
 STABLE, CANARY = Target("llm", 1000, "a"), Target("llm_canary", 999, "b")
 fractions = st.floats(0, 1)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tritonforge.generate_request import SamplingParams
-from tritonforge.logits import History, apply_mask, needs_history
-from tritonforge.sampling import Draw, Drawn, sample, token_logprobs
-from tritonforge.selection import BLOCK, block_sums, draw_nucleus, inverse_cdf, top_k, uniform
+from tritonforge.sampling.logits import History, apply_mask, needs_history
+from tritonforge.sampling.sampling import Draw, Drawn, sample, token_logprobs
+from tritonforge.sampling.selection import BLOCK, block_sums, draw_nucleus, inverse_cdf, top_k, uniform
 
 VOCAB = 1021
 """Not a multiple of a block, so rows of a batch lie at different alignments."""

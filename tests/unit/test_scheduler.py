@@ -2,10 +2,10 @@
 
 import pytest
 
-from tritonforge.blocks import BlockManager
 from tritonforge.errors import InvalidRequest
-from tritonforge.request import FinishReason, Phase, Request
-from tritonforge.scheduler import Scheduler, SchedulerConfig
+from tritonforge.scheduling.blocks import BlockManager
+from tritonforge.scheduling.request import FinishReason, Phase, Request
+from tritonforge.scheduling.scheduler import Scheduler, SchedulerConfig
 
 BLOCK_SIZE = 4
 

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tritonforge import drain, shared_memory, triton_install, triton_process
 from tritonforge.errors import EngineFailure, InvalidRequest, NotFound, ReleaseMismatch, SetupError
-from tritonforge.ports import Ports, reachable
+from tritonforge.launch import drain, shared_memory, triton_install, triton_process
+from tritonforge.launch.ports import Ports, reachable
+from tritonforge.launch.server_log import ServerLog
+from tritonforge.launch.supervisor import RestartPolicy
+from tritonforge.launch.triton_install import TritonInstall
+from tritonforge.launch.triton_process import ServerConfig, TritonProcess
 from tritonforge.server import Server
-from tritonforge.server_log import ServerLog
-from tritonforge.supervisor import RestartPolicy
-from tritonforge.triton_install import TritonInstall
-from tritonforge.triton_process import ServerConfig, TritonProcess
 
 
 def test_port_zero_becomes_distinct_free_ports():
@@ -209,7 +209,7 @@ def test_the_decoder_is_told_to_drain_once_and_says_when_it_has(tmp_path, monkey
 def test_a_decoder_whose_tritonserver_died_ends_itself(tmp_path):
     code = (
         "import os, time\n"
-        "from tritonforge.drain import on_drain\n"
+        "from tritonforge.launch.drain import on_drain\n"
         "if os.fork() == 0:\n"
         "    on_drain(lambda timeout_s: None)\n"
         "    print(os.getpid(), flush=True)\n"
@@ -321,8 +321,8 @@ def test_the_standard_output_can_be_the_log(shm, runs, echo):
     """Whatever it is: here a pipe, which the launcher inherited."""
     code = (
         "import select, sys; from pathlib import Path; from tests.unit.test_server import config, ended\n"
-        "from tritonforge import shared_memory; from tritonforge.triton_install import TritonInstall\n"
-        "from tritonforge.triton_process import TritonProcess\n"
+        "from tritonforge.launch import shared_memory; from tritonforge.launch.triton_install import TritonInstall\n"
+        "from tritonforge.launch.triton_process import TritonProcess\n"
         "shared_memory.SHM = Path(sys.argv[2])\n"
         "settings = config(lambda run: run, log_file=Path('/dev/stdout'))\n"
         "print(ended(TritonProcess(TritonInstall(Path(sys.argv[1])), settings)), file=sys.stderr)\n"

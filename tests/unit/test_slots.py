@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritonforge.blocks import BlockManager
 from tritonforge.errors import InvalidRequest
-from tritonforge.request import FinishReason, Request
-from tritonforge.scheduler import Scheduler, SchedulerConfig
-from tritonforge.slots import SlotContents, common_tokens
+from tritonforge.scheduling.blocks import BlockManager
+from tritonforge.scheduling.request import FinishReason, Request
+from tritonforge.scheduling.scheduler import Scheduler, SchedulerConfig
+from tritonforge.scheduling.slots import SlotContents, common_tokens
 
 CONTEXT = 64
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tritonforge.errors import InvalidRequest
-from tritonforge.request import Request
-from tritonforge.speculation import (
+from tritonforge.scheduling.request import Request
+from tritonforge.scheduling.speculation import (
     DRAFT_LENGTH,
     NGRAM_SIZES,
     PRIOR,

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tritonforge.step_meter import StepMeter
+from tritonforge.observation.step_meter import StepMeter
 from tritonforge.timeline import Timeline
 
 MS = 1_000_000

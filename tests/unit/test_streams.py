@@ -9,9 +9,9 @@ from tritonforge.emitter import Emitter
 from tritonforge.errors import InvalidRequest
 from tritonforge.generate_request import GenerateRequest
 from tritonforge.generation import Delta
-from tritonforge.recorder import Recorder
-from tritonforge.request import FinishReason
-from tritonforge.sampling import Drawn
+from tritonforge.observation.recorder import Recorder
+from tritonforge.sampling.sampling import Drawn
+from tritonforge.scheduling.request import FinishReason
 from tritonforge.streams import ResponseStream
 from tritonforge.timeline import Timeline
 

@@ -13,12 +13,12 @@ from jsonschema import Draft202012Validator, FormatChecker
 from llguidance import LLParserLimits
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tritonforge import structured
 from tritonforge.errors import EngineFailure, InvalidRequest
-from tritonforge.grammar_source import MAX_LENGTH
 from tritonforge.options import STRUCTURES
-from tritonforge.structured import Grammar, Grammars
-from tritonforge.vocabulary import allowed_ids, apply_mask, token_mask
+from tritonforge.structured import constraints as structured
+from tritonforge.structured.constraints import Grammar, Grammars
+from tritonforge.structured.grammar_source import MAX_LENGTH
+from tritonforge.structured.vocabulary import allowed_ids, apply_mask, token_mask
 
 SCHEMAS = sorted((Path(__file__).parent / "schemas").glob("*.json"))
 WORDS = ("true", "false", "null", '": "', '", "', '"}', "]}", "yes", "no", "an", "and", " a", "12", "é", "😀")

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tritonforge import stub_watch
-from tritonforge import supervisor as module
 from tritonforge.errors import EngineFailure, Overloaded, ReleaseMismatch
-from tritonforge.metrics_health import RESTARTS_VARIABLE
-from tritonforge.supervisor import RestartPolicy, State, Supervisor
+from tritonforge.launch import stub_watch
+from tritonforge.launch import supervisor as module
+from tritonforge.launch.supervisor import RestartPolicy, State, Supervisor
+from tritonforge.observation.metrics_health import RESTARTS_VARIABLE
 
 PROGRAM = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print(flush=True); time.sleep(60)"
 

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tritonforge.tool_calls import FORMATS, FUNCTOOLS, HERMES, MISTRAL, ParsedAnswer, ToolCall, detect_format, parse
+from tritonforge.structured.tool_calls import (
+    FORMATS,
+    FUNCTOOLS,
+    HERMES,
+    MISTRAL,
+    ParsedAnswer,
+    ToolCall,
+    detect_format,
+    parse,
+)
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "chat_templates"
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Paris"}}'

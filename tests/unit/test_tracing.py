@@ -9,9 +9,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tritonforge.errors import EngineFailure, InvalidRequest
 from tritonforge.generate_request import GenerateRequest, Limits
-from tritonforge.request_record import RequestRecord
+from tritonforge.observation.request_record import RequestRecord
+from tritonforge.observation.tracing import STATISTICS, Tracing
 from tritonforge.timeline import Timeline
-from tritonforge.tracing import STATISTICS, Tracing
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 LABELS = {"model": "decoder", "version": "1"}

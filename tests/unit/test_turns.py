@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tritonforge.turns import HALF_LIFE_NS, HEAVY_PART, PrefillTurns, RecentUse
+from tritonforge.scheduling.turns import HALF_LIFE_NS, HEAVY_PART, PrefillTurns, RecentUse
 
 BUDGET = 64
 NOBODY: set[str] = set()

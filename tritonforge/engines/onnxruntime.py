@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from tritonforge.available_memory import available_bytes
 from tritonforge.engines.base import EngineSpec
 from tritonforge.engines.linear import LinearEngine, cache_len_for
 from tritonforge.engines.linear_calls import CallLimits, LinearCall
 from tritonforge.errors import EngineFailure, InvalidRequest, ReleaseMismatch
-from tritonforge.memory_plan import MIB
+from tritonforge.memory.available import available_bytes
+from tritonforge.memory.plan import MIB
 
 MODEL = "model.onnx"
 WEIGHTS = "model.onnx.data"

@@ -16,10 +16,10 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from tritonforge.available_memory import available_bytes, release_mapped_pages
 from tritonforge.engines.base import EngineSpec, SequenceStep
 from tritonforge.errors import EngineFailure, InvalidRequest
-from tritonforge.memory_plan import MIB, fit_num_blocks
+from tritonforge.memory.available import available_bytes, release_mapped_pages
+from tritonforge.memory.plan import MIB, fit_num_blocks
 
 log = logging.getLogger(__name__)
 

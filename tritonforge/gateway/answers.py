@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from tritonforge import contract
 from tritonforge.client import Chunk
-from tritonforge.tool_calls import ToolCall
+from tritonforge.structured.tool_calls import ToolCall
 
 
 class TokenTexts(Protocol):

@@ -14,17 +14,17 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route as Path
 
 from tritonforge.errors import TritonForgeError
-from tritonforge.gateway.bodies import read
+from tritonforge.gateway.api.bodies import read
+from tritonforge.gateway.api.errors import ApiError, internal, invalid, of_model_error
+from tritonforge.gateway.api.openapi import document
+from tritonforge.gateway.api.schemas import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from tritonforge.gateway.edge import Edge
 from tritonforge.gateway.endpoint import endpoints
-from tritonforge.gateway.errors import ApiError, internal, invalid, of_model_error
 from tritonforge.gateway.exchange import Exchange
-from tritonforge.gateway.openapi import document
 from tritonforge.gateway.responses import ClientGone, read_body
-from tritonforge.gateway.router import ModelInfo
-from tritonforge.gateway.schemas import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from tritonforge.gateway.routing.router import ModelInfo
 from tritonforge.gateway.work import of_tokenize
-from tritonforge.ports import is_loopback
+from tritonforge.launch.ports import is_loopback
 
 log = logging.getLogger(__name__)
 

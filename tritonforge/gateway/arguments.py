@@ -61,7 +61,7 @@ def _add_batch(commands: Any) -> None:
 
 
 def _batch(arguments: argparse.Namespace) -> int:
-    from tritonforge.gateway.batch_command import batch
+    from tritonforge.gateway.batch.command import batch
 
     return batch(arguments)
 
@@ -85,7 +85,7 @@ def _add_usage(commands: Any) -> None:
 
 
 def _usage(arguments: argparse.Namespace) -> int:
-    from tritonforge.gateway.usage_command import usage
+    from tritonforge.gateway.accounting.usage_command import usage
 
     return usage(arguments)
 
@@ -97,6 +97,6 @@ def _gateway(arguments: argparse.Namespace) -> int:
 
 
 def _keys(arguments: argparse.Namespace) -> int:
-    from tritonforge.gateway.key_command import keys
+    from tritonforge.gateway.limits.key_command import keys
 
     return keys(arguments)

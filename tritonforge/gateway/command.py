@@ -14,22 +14,22 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tritonforge.errors import InvalidRequest, SetupError
-from tritonforge.gateway.alias_router import AliasRouter, Models
+from tritonforge.gateway.accounting.edge_metrics import EdgeMetrics
+from tritonforge.gateway.accounting.keepers import keep_records
+from tritonforge.gateway.api.formats import FormatHook
 from tritonforge.gateway.app import make_app
 from tritonforge.gateway.config import GatewayConfig
 from tritonforge.gateway.edge import Edge
-from tritonforge.gateway.edge_metrics import EdgeMetrics
-from tritonforge.gateway.filters import FilterHook
-from tritonforge.gateway.formats import FormatHook
-from tritonforge.gateway.keepers import keep_records
-from tritonforge.gateway.keys import KeyStore
-from tritonforge.gateway.leases import open_leases
-from tritonforge.gateway.quota import Quota, open_storage
+from tritonforge.gateway.filtering.filters import FilterHook
+from tritonforge.gateway.limits.keys import KeyStore
+from tritonforge.gateway.limits.leases import open_leases
+from tritonforge.gateway.limits.quota import Quota, open_storage
 from tritonforge.gateway.responses import ABORT
-from tritonforge.gateway.router import ModelInfo, Router
-from tritonforge.gateway.routing_config import RoutingConfig
+from tritonforge.gateway.routing.alias_router import AliasRouter, Models
+from tritonforge.gateway.routing.config import RoutingConfig
+from tritonforge.gateway.routing.router import ModelInfo, Router
 from tritonforge.gateway.tokens import ReleaseTokens
-from tritonforge.ports import is_loopback
+from tritonforge.launch.ports import is_loopback
 from tritonforge.release import Release
 
 MODEL_WITHOUT_RELEASE = "llm"

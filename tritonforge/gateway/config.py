@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tritonforge.errors import InvalidRequest
-from tritonforge.gateway.filter_config import Filter, read_filters
-from tritonforge.gateway.records_config import RecordsConfig
-from tritonforge.gateway.routing_config import RoutingConfig
+from tritonforge.gateway.accounting.config import RecordsConfig
+from tritonforge.gateway.filtering.config import Filter, read_filters
+from tritonforge.gateway.routing.config import RoutingConfig
 from tritonforge.gateway.tables import read_into, refuse_unknown, table_of
 from tritonforge.options import DEFAULT_PRIORITY, PRIORITIES
 

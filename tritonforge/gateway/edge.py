@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tritonforge.gateway.accounting.edge_metrics import EdgeMetrics
+from tritonforge.gateway.accounting.records import Observer
 from tritonforge.gateway.answers import Gain
 from tritonforge.gateway.config import GatewayConfig, Tenant
-from tritonforge.gateway.edge_metrics import EdgeMetrics
-from tritonforge.gateway.keys import KeyStore
-from tritonforge.gateway.leases import Leases
-from tritonforge.gateway.quota import Quota
-from tritonforge.gateway.records import Observer
-from tritonforge.gateway.router import Router
+from tritonforge.gateway.limits.keys import KeyStore
+from tritonforge.gateway.limits.leases import Leases
+from tritonforge.gateway.limits.quota import Quota
+from tritonforge.gateway.routing.router import Router
 from tritonforge.gateway.work import Work
 
 WATCH_S = 0.25

@@ -12,16 +12,16 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from tritonforge.gateway.bodies import read
-from tritonforge.gateway.chat import ChatReply
-from tritonforge.gateway.completions import CompletionReply
+from tritonforge.gateway.api.bodies import read
+from tritonforge.gateway.api.chat import ChatReply
+from tritonforge.gateway.api.completions import CompletionReply
+from tritonforge.gateway.api.errors import ApiError, internal, revoked, unavailable
+from tritonforge.gateway.api.replies import Reply, Usage
+from tritonforge.gateway.api.schemas import ChatRequest, CompletionRequest
 from tritonforge.gateway.edge import Edge
-from tritonforge.gateway.errors import ApiError, internal, revoked, unavailable
 from tritonforge.gateway.exchange import Exchange
-from tritonforge.gateway.replies import Reply, Usage
 from tritonforge.gateway.responses import ClientGone, Sender, SlowClient, read_body, until_gone
-from tritonforge.gateway.router import Route
-from tritonforge.gateway.schemas import ChatRequest, CompletionRequest
+from tritonforge.gateway.routing.router import Route
 from tritonforge.gateway.work import Work, of_chat, of_completion
 
 log = logging.getLogger(__name__)

@@ -11,19 +11,19 @@ from dataclasses import replace
 from typing import Any
 
 from tritonforge.errors import TritonForgeError
+from tritonforge.gateway.accounting.records import Content, Record, tell
+from tritonforge.gateway.accounting.trace import Trace
 from tritonforge.gateway.answers import Gain, gains_of
-from tritonforge.gateway.backend import Prompt
+from tritonforge.gateway.api.errors import ApiError, invalid, of_model_error
 from tritonforge.gateway.config import Tenant
 from tritonforge.gateway.edge import Edge
-from tritonforge.gateway.errors import ApiError, invalid, of_model_error
+from tritonforge.gateway.limits.quota import Reservation
 from tritonforge.gateway.merge import merge
-from tritonforge.gateway.model_info import ModelInfo, Served
 from tritonforge.gateway.progress import Progress
-from tritonforge.gateway.quota import Reservation
-from tritonforge.gateway.records import Content, Record, tell
-from tritonforge.gateway.router import Caller, Route
+from tritonforge.gateway.routing.backend import Prompt
+from tritonforge.gateway.routing.model_info import ModelInfo, Served
+from tritonforge.gateway.routing.router import Caller, Route
 from tritonforge.gateway.runs import Run
-from tritonforge.gateway.trace import Trace
 from tritonforge.gateway.work import PromptSource, Work
 from tritonforge.options import PRIORITIES
 

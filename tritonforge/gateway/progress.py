@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 
 from tritonforge.gateway.answers import Gain
+from tritonforge.gateway.api.errors import unavailable
 from tritonforge.gateway.edge import AnswerFilter
-from tritonforge.gateway.errors import unavailable
 from tritonforge.gateway.runs import Run
 
 CONTENT_FILTER = "content_filter"

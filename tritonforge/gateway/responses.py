@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from tritonforge.gateway.errors import ApiError
+from tritonforge.gateway.api.errors import ApiError
 
 ABORT = "tritonforge.abort"
 """ASGI extension of our server protocol: a function that closes the connection without waiting for its buffers."""

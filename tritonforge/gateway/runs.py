@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 from tritonforge.client import Chunk
-from tritonforge.gateway.backend import Generation, Prompt
+from tritonforge.gateway.routing.backend import Generation, Prompt
 
 
 class Run:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
+from tritonforge.structured.tool_calls import detect_format
 from tritonforge.text import Tokenizer
-from tritonforge.tool_calls import detect_format
 
 
 class ReleaseTokens:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tritonforge.gateway.chat_messages import Message, instruct, of_request
+from tritonforge.gateway.api.chat_messages import Message, instruct, of_request
+from tritonforge.gateway.api.errors import invalid
+from tritonforge.gateway.api.fields import EXTENSIONS
+from tritonforge.gateway.api.schemas import ChatRequest, CompletionRequest, JsonSchemaFormat, TokenizeRequest
+from tritonforge.gateway.api.tools import ToolUse, plan_tools, write_plainly
 from tritonforge.gateway.config import Tenant
-from tritonforge.gateway.errors import invalid
-from tritonforge.gateway.fields import EXTENSIONS
-from tritonforge.gateway.schemas import ChatRequest, CompletionRequest, JsonSchemaFormat, TokenizeRequest
-from tritonforge.gateway.tools import ToolUse, plan_tools, write_plainly
 from tritonforge.options import PRIORITIES
 
 COMPLETION_MAX_TOKENS = 16

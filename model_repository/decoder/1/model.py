@@ -8,11 +8,11 @@ import os
 import numpy as np
 
 from tritonforge.decoder import Decoder
-from tritonforge.drain import on_drain
 from tritonforge.emitter import Emitter
 from tritonforge.errors import InvalidRequest, NotFound, TritonForgeError
+from tritonforge.launch.drain import on_drain
+from tritonforge.observation.recorder import Recorder
 from tritonforge.options import refuse_prompt_options
-from tritonforge.recorder import Recorder
 from tritonforge.release import Release, version_folder
 from tritonforge.streams import CancelPoller, ResponseStream
 from tritonforge.triton import MetricsReporter, TritonSender, load_error, read_options, read_tensor

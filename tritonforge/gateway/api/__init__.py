@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API: request bodies in, chunks, objects and errors out."""

@@ -1,0 +1,1 @@
+"""Files of requests in the form of OpenAI's Batch API: read, answered, resumed."""

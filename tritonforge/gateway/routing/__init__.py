@@ -1,0 +1,1 @@
+"""Where a request goes: aliases, replicas, breakers, canaries, managed APIs."""

@@ -1,0 +1,1 @@
+"""What a decoder takes of the machine's memory: planned before it is built, measured, and looked at while it serves."""

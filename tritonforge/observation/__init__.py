@@ -1,0 +1,1 @@
+"""What the decoder tells of itself: metrics, health, request log, traces."""

@@ -1,0 +1,80 @@
+"""How the command line lets a service be observed: the options of `serve`, and `tritonforge log` at run time."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from tritonforge.errors import NotFound
+from tritonforge.launch.ports import is_loopback
+from tritonforge.launch.probe_command import host_and_port
+from tritonforge.launch.state_file import control_path, put, read_state, state_path
+from tritonforge.observation.observation import LEVELS, Observation
+
+OTLP_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of `serve`."""
+    defaults = Observation()
+    command.add_argument("--log-level", choices=LEVELS, default=defaults.log_level, help="(default: %(default)s)")
+    command.add_argument("--log-content", action="store_true", help="log prompts and answers with their requests")
+    command.add_argument("--request-log", type=Path, help="one line a request goes here (default: tritonserver's log)")
+    command.add_argument(
+        "--otlp-endpoint",
+        default=os.environ.get(OTLP_VARIABLE),
+        metavar="URL",
+        help=f"send traces to this OTLP collector over HTTP (default: {OTLP_VARIABLE}, else no traces)",
+    )
+    command.add_argument(
+        "--trace-ratio",
+        type=float,
+        default=defaults.trace_ratio,
+        metavar="R",
+        help="share of requests without a traceparent that are traced (default: %(default)g)",
+    )
+    command.add_argument(
+        "--stall-timeout",
+        type=float,
+        default=defaults.stall_timeout_s,
+        metavar="S",
+        help="a step that takes longer has the server replaced (default: %(default)g)",
+    )
+
+
+def observation(arguments: argparse.Namespace) -> Observation:
+    """What these options say. Raises InvalidRequest."""
+    return Observation(
+        log_level=arguments.log_level,
+        log_content=arguments.log_content,
+        request_log=arguments.request_log,
+        otlp_endpoint=arguments.otlp_endpoint or None,
+        trace_ratio=arguments.trace_ratio,
+        stall_timeout_s=arguments.stall_timeout,
+    )
+
+
+def add_log_command(commands) -> None:
+    """Add `tritonforge log` to the command line."""
+    command = commands.add_parser("log", help="change the decoder's logging while it serves")
+    command.add_argument("--level", choices=LEVELS, help="requests are logged at info")
+    command.add_argument("--content", choices=("on", "off"), help="log prompts and answers with their requests")
+    command.add_argument("--url", default="127.0.0.1:8000", help="the HTTP endpoint (default: %(default)s)")
+    command.set_defaults(run=change_log)
+
+
+def change_log(arguments: argparse.Namespace) -> int:
+    """Tell the decoder, through a file; it looks twice a second. Only on the machine that serves."""
+    url = host_and_port(arguments.url)
+    port = int(url.rpartition(":")[2])
+    told = read_state(state_path(port))
+    if not is_loopback(url) or told is None or not told.alive:
+        raise NotFound(f"no `tritonforge serve` on this machine has the HTTP endpoint {url}")
+    path, wanted = control_path(port), {}
+    if path.exists():
+        wanted = json.loads(path.read_text(encoding="utf-8"))
+    wanted |= {"level": arguments.level} if arguments.level else {}
+    wanted |= {"content": arguments.content == "on"} if arguments.content else {}
+    put(path, json.dumps(wanted))
+    print(f"logging of {url}: {', '.join(f'{name} {value}' for name, value in wanted.items()) or 'as it was started'}")
+    return 0
