@@ -1,10 +1,11 @@
 """What metrics, request log and traces cost: two servers on one release, one that is observed and one that is not.
 
-    python -m benchmarks.observability RELEASE [--pairs 10] [--tokens 96]
+    python -m benchmarks.observability RELEASE [--rounds 3] [--pairs 20] [--tokens 48]
 
 Both run all the time, and take a batch of 16 streams in turns; the order of a pair changes from pair to pair. Observed
 means metrics, one line a request, and spans of every hundredth request to a collector in this process. Ratios are taken
-within a pair, because the machine drifts.
+within a pair, because the machine drifts; each round starts both servers anew, because two processes of the same code
+differ in speed too. The interval is that of the median, from the ratios in order (binomial, 95%).
 """
 
 import argparse
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from loadtests.binomial import quantile_ranks
 from tritonforge.client import connect, infer_request, stream
 from tritonforge.observation.observation import Observation
 from tritonforge.server import Server
@@ -60,28 +62,49 @@ def tokens_per_second(server: Server, tokens: int, seed: int) -> float:
         return sum(pool.map(one, range(STREAMS))) / (time.monotonic() - started)
 
 
-def main() -> None:
-    """Print the median of the pairs' ratios, and their range."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("release", type=Path)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--tokens", type=int, default=96)
-    options = parser.parse_args()
+def round_of_pairs(release: Path, pairs: int, tokens: int) -> list[float]:
+    """The ratio observed / plain of each pair, on two servers of its own."""
     ratios: list[float] = []
     with (
         collector() as url,
-        Server(options.release, observe=Observation(otlp_endpoint=url, trace_ratio=0.01)) as observed,
-        Server(options.release, observe=Observation(metrics=False)) as plain,
+        Server(release, observe=Observation(otlp_endpoint=url, trace_ratio=0.01)) as observed,
+        Server(release, observe=Observation(metrics=False)) as plain,
     ):
         for server in (observed, plain):
             tokens_per_second(server, 16, 0)
-        for pair in range(1, options.pairs + 1):
+        for pair in range(1, pairs + 1):
             order = (observed, plain) if pair % 2 else (plain, observed)
-            rates = {id(server): tokens_per_second(server, options.tokens, pair) for server in order}
+            rates = {id(server): tokens_per_second(server, tokens, pair) for server in order}
             ratios.append(rates[id(observed)] / rates[id(plain)])
             print(f"pair {pair}: observed {rates[id(observed)]:.0f}, plain {rates[id(plain)]:.0f} tok/s", flush=True)
-    low, high = min(ratios), max(ratios)
-    print(f"observed / plain: median {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}) of {len(ratios)} pairs")
+    return ratios
+
+
+def median_interval(values: list[float]) -> tuple[float, float]:
+    """Between which two of the values the median lies with 95% confidence; the outermost when they are too few."""
+    ordered = sorted(values)
+    low, high = quantile_ranks(len(values), 0.5, 0.975)
+    return ordered[low or 0], ordered[-1 if high is None else high]
+
+
+def main() -> None:
+    """Print each round's median, and the median of all pairs with its interval and their range."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("release", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=48)
+    options = parser.parse_args()
+    ratios: list[float] = []
+    for number in range(1, options.rounds + 1):
+        found = round_of_pairs(options.release, options.pairs, options.tokens)
+        print(f"round {number}: observed / plain, median {statistics.median(found):.3f}", flush=True)
+        ratios += found
+    low, high = median_interval(ratios)
+    print(
+        f"observed / plain: median {statistics.median(ratios):.3f}, 95% interval {low:.3f} to {high:.3f}, "
+        f"{len(ratios)} pairs from {min(ratios):.3f} to {max(ratios):.3f}"
+    )
 
 
 if __name__ == "__main__":
