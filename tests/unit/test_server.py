@@ -94,7 +94,7 @@ def test_what_a_killed_owner_left_is_swept(shm, tmp_path):
     run_dir.mkdir()
     (run_dir / "server.log").touch()
     code = (
-        "import os, signal, sys; from pathlib import Path; from tritonforge import shared_memory as s\n"
+        "import os, signal, sys; from pathlib import Path; from tritonforge.launch import shared_memory as s\n"
         "s.SHM = Path(sys.argv[1]); m = s.SharedMemory(Path(sys.argv[2])); (s.SHM / f'{m.prefix}-1').touch()\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -231,7 +231,7 @@ def test_a_process_whose_interpreter_is_stuck_in_a_call_does_not_outlive_its_ser
     """Wrong: a stub of a dead server would keep its model in memory for ever."""
     code = (
         "import ctypes\n"
-        "from tritonforge import drain\n"
+        "from tritonforge.launch import drain\n"
         "drain.HUNG_S = 0.5\n"
         "drain.on_drain(lambda timeout_s: None)\n"
         "ctypes.PyDLL(None).sleep(60)  # keeps the interpreter's lock, as a call into Triton does\n"
