@@ -8,7 +8,6 @@ side, each asking the one and the other in turns, so that both see the same load
 
 import argparse
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
+from benchmarks.openai_stream import OpenAIStreams, Timed
 from benchmarks.workload import Prompt, build_workload
 from tritonforge.client import NO_PROXY, infer_request, is_final, parse_response
 from tritonforge.gateway.limits.keys import create_key
@@ -36,66 +36,34 @@ class Direct:
         self._channel = grpc.aio.insecure_channel(url, options=NO_PROXY)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    async def ask(self, prompt: Prompt, tokens: int) -> float:
-        """Seconds to the first text."""
+    async def ask(self, prompt: str, tokens: int) -> Timed:
+        """Stream one answer of exactly `tokens` tokens."""
         options = {"max_tokens": tokens, "ignore_eos": True, "stream": True}
         start, first = time.perf_counter(), None
-        request = infer_request("llm", text=prompt.text, **options)
+        request = infer_request("llm", text=prompt, **options)
         async for response in self._stub.ModelStreamInfer(iter((request,))):
             chunk = parse_response(response)
-            first = first or time.perf_counter() - start
+            last = time.perf_counter() - start
+            first = first or last
             if is_final(response):
                 assert chunk.statistics["completion_tokens"] == tokens
-        return first
+        return Timed(first, last - first)
 
     async def close(self) -> None:
         """Close the channel."""
         await self._channel.close()
 
 
-class Gateway:
-    """The gateway over HTTP: one connection a stream, kept for the next."""
-
-    def __init__(self, port: int, key: str, model: str) -> None:
-        self._port, self._key, self._model = port, key, model
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-
-    async def ask(self, prompt: Prompt, tokens: int) -> float:
-        """Seconds to the first text."""
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
-        fields = {"max_tokens": tokens, "ignore_eos": True, "stream": True, "temperature": 0}
-        usage = {"stream_options": {"include_usage": True}}
-        body = json.dumps({"model": self._model, "prompt": prompt.text} | fields | usage).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._key}\r\n"
-        start, first, last = time.perf_counter(), None, b""
-        writer.write(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        status = await reader.readline()
-        assert b" 200 " in status, status + await reader.read(2000)
-        async for line in reader:
-            if line.startswith(b"data: {"):
-                first = first or time.perf_counter() - start
-                last = line
-            elif line == b"0\r\n":
-                await reader.readline()
-                break
-        assert json.loads(last[6:])["usage"]["completion_tokens"] == tokens, last
-        self._idle.append((reader, writer))
-        return first
-
-    async def close(self) -> None:
-        """Close the connections."""
-        for _, writer in self._idle:
-            writer.close()
-
-
-async def run_batch(client: Direct | Gateway, prompts: list[Prompt], tokens: int) -> float:
+async def run_batch(client: Direct | OpenAIStreams, prompts: list[Prompt], tokens: int) -> float:
     """Output tokens per second of all prompts at once."""
     start = time.perf_counter()
-    await asyncio.gather(*(client.ask(prompt, tokens) for prompt in prompts))
+    await asyncio.gather(*(client.ask(prompt.text, tokens) for prompt in prompts))
     return len(prompts) * tokens / (time.perf_counter() - start)
 
 
-async def compare_first_tokens(direct: Direct, gateway: Gateway, prompts: list[list[Prompt]], tokens: int) -> None:
+async def compare_first_tokens(
+    direct: Direct, gateway: OpenAIStreams, prompts: list[list[Prompt]], tokens: int
+) -> None:
     """TTFT of both ways under one load: each stream asks the one and the other in turns, all run side by side."""
     found: dict[str, list[float]] = {"direct": [], "gateway": []}
 
@@ -103,9 +71,9 @@ async def compare_first_tokens(direct: Direct, gateway: Gateway, prompts: list[l
         await asyncio.sleep(index * STAGGER_S)
         for turn, prompt in enumerate(own):
             name = "direct" if (index + turn) % 2 else "gateway"
-            seconds = await (direct if name == "direct" else gateway).ask(prompt, tokens)
+            timed = await (direct if name == "direct" else gateway).ask(prompt.text, tokens)
             if turn:  # the first ones come together
-                found[name].append(seconds * 1e3)
+                found[name].append(timed.ttft_s * 1e3)
 
     await asyncio.gather(*(stream(index, own) for index, own in enumerate(prompts)))
     told = {name: statistics.median(values) for name, values in found.items()}
@@ -113,7 +81,7 @@ async def compare_first_tokens(direct: Direct, gateway: Gateway, prompts: list[l
     print(f"median TTFT, {len(prompts)} streams: {counts}; {told['gateway'] - told['direct']:+.1f} ms", flush=True)
 
 
-async def compare_throughput(direct: Direct, gateway: Gateway, rounds: list[list[Prompt]], tokens: int) -> None:
+async def compare_throughput(direct: Direct, gateway: OpenAIStreams, rounds: list[list[Prompt]], tokens: int) -> None:
     """Tokens per second of a batch that is sent at once, in turns. The first round is for warming up."""
     ratios = []
     for index, prompts in enumerate(rounds):
@@ -126,7 +94,7 @@ async def compare_throughput(direct: Direct, gateway: Gateway, rounds: list[list
     print(f"throughput, ratio: median {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
 
 
-async def measure(url: str, gateway: Gateway, rounds: list[list[Prompt]], streams: int, tokens: int) -> None:
+async def measure(url: str, gateway: OpenAIStreams, rounds: list[list[Prompt]], streams: int, tokens: int) -> None:
     """Both comparisons."""
     direct = Direct(url)
     await compare_throughput(direct, gateway, [prompts[: 2 * streams] for prompts in rounds], tokens)
@@ -157,7 +125,7 @@ def main() -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 port = next(int(line.split(":")[-1].split("/")[0]) for line in process.stdout if "API" in line)
-                client = Gateway(port, key, release.name)
+                client = OpenAIStreams(port, release.name, key=key)
                 asyncio.run(measure(server.grpc_url, client, rounds, arguments.streams, arguments.tokens))
             finally:
                 process.terminate()
