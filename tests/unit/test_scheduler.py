@@ -166,6 +166,21 @@ def test_prompts_of_another_tenant_do_not_take_a_short_prompts_step():
     assert counts(step(scheduler))[short] == 10
 
 
+def test_decodes_of_a_flood_stay_out_of_another_tenants_prompt_every_other_step():
+    """Wrong: a prompt waits for a full batch with each of its chunks, or the flood stands still beside a long one."""
+    scheduler = make(num_blocks=256, seats=8, budget=16)
+    for number in range(20):
+        ask(scheduler, [number] * 12, max_tokens=40, tenant="flood")
+    for _ in range(12):
+        step(scheduler)
+    light = ask(scheduler, range(500, 560), tenant="light")
+    plans = [step(scheduler) for _ in range(6)]
+    assert all(counts(plan)[light] > 1 for plan in plans[:4])
+    decodes = [sum(work.request.tenant == "flood" for work in plan.work) for plan in plans]
+    assert decodes[0] == decodes[2] == 1, "the oldest"
+    assert decodes[1] == decodes[3] == 7
+
+
 def test_a_tenant_without_a_seat_gets_one_from_the_tenant_with_most():
     scheduler = make(seats=4)
     flood = [ask(scheduler, 4, max_tokens=30, tenant="flood", arrival_ns=i) for i in range(6)]

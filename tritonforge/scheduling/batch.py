@@ -4,7 +4,7 @@ The batch is kept in queue order, so its last request is the newest: the one tha
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
@@ -27,6 +27,11 @@ class RunningBatch:
     def __iter__(self) -> Iterator[Request]:
         """Oldest first; the batch may change meanwhile."""
         return iter(tuple(self._requests))
+
+    @property
+    def oldest(self) -> Request:
+        """The request that is first in queue order."""
+        return self._requests[0]
 
     @property
     def newest(self) -> Request:
@@ -104,6 +109,13 @@ class Step:
         work = self.work.pop(request, None)
         if work is not None:
             self.budget += work.num_new_tokens
+
+    def defer(self, decodes: Iterable[Request]) -> list[Request]:
+        """Take back the token that each of `decodes` was given, and return those that had one."""
+        deferred = [request for request in decodes if request in self.work]
+        for request in deferred:
+            self.budget += self.work.pop(request).num_new_tokens
+        return deferred
 
     def _drop_prefill(self, request: Request) -> None:
         prefill = self.prefills.pop(request, None)

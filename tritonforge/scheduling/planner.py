@@ -44,15 +44,18 @@ class StepPlanner:
         self._config = config
         self._propose = propose
         self._turns = PrefillTurns()
+        self._let_pass_before = False
         self._watermark = int(config.watermark * blocks.num_blocks)
 
     def plan(self) -> StepPlan:
         """The next step."""
         step = Step(self._config.max_num_batched_tokens)
         self._decode(step)
+        decodes = tuple(step.work)
         if not step.preempted:
             self._admit(step)
         self._prefill(step)
+        self._let_pass(step, decodes)
         if self._propose is not None:
             self._speculate(self._propose, step)
         return step.plan()
@@ -93,6 +96,20 @@ class StepPlanner:
                 self._give(request, count, step)
                 self._turns.charge(request.tenant, count, request.arrival_ns)
                 shares[request.tenant] -= count
+
+    def _let_pass(self, step: Step, decodes: Sequence[Request]) -> None:
+        """Leave `decodes` of floods out of a step that computes another tenant's prompt, of two steps one at most.
+
+        A step is as long as its batch: the other tenant would wait for the decodes of a full one with each chunk. The
+        oldest running request computes something in each step all the same.
+        """
+        floods = self._turns.floods(self.waiting.tenants)
+        passing = any(work.num_new_tokens > 1 and request.tenant not in floods for request, work in step.work.items())
+        yielding = [one for one in decodes if one.tenant in floods and one is not self.running.oldest]
+        deferred = step.defer(yielding) if passing and not self._let_pass_before else []
+        for request in deferred:
+            self.tables.settle(request)
+        self._let_pass_before = bool(deferred)
 
     def _speculate(self, propose: Propose, step: Step) -> None:
         """Add drafts to decodes, from the budget that is left and free blocks; while others wait, from their own."""

@@ -67,7 +67,7 @@ class PrefillTurns:
         self._meet(demand)
         if not demand:
             return {}
-        floods = self._recent.heavy() & waiting & demand.keys()
+        floods = self.floods(waiting)
         most_of_flood = 1 if demand.keys() - floods else max(1, budget // HEAVY_PART)
         even = min(self._computed[tenant] for tenant in demand) + SLACK_STEPS * budget
         turns = sorted(demand, key=lambda tenant: (tenant in floods, self._computed[tenant] > even, demand[tenant]))
@@ -82,6 +82,10 @@ class PrefillTurns:
             shares[tenant] = min(demand[tenant], room)
             budget -= shares[tenant]
         return shares
+
+    def floods(self, waiting: Set[str]) -> Set[str]:
+        """The tenants that are heavy, among those that have more requests in the queue."""
+        return self._recent.heavy() & waiting
 
     def charge(self, tenant: str, tokens: int, arrival_ns: int) -> None:
         """Note what `tenant` computed of its share, for a request that arrived at `arrival_ns`."""
