@@ -51,6 +51,12 @@ _ERROR_SCHEMA = {
         }
     },
 }
+_EVENT = {
+    "type": "object",
+    "description": "One server-sent event: a chunk of the answer as JSON, an error, or [DONE] at the end",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}},
+}
 _REF = "#/components/schemas/"
 
 
@@ -78,7 +84,7 @@ def document() -> dict[str, Any]:
 def _post(model: type[BaseModel], summary: str, streams: bool) -> dict[str, Any]:
     content = {"application/json": {"schema": {"type": "object"}}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     body = {"required": True, "content": {"application/json": {"schema": {"$ref": _REF + model.__name__}}}}
     return {"summary": summary, "requestBody": body, "responses": _responses(content, tuple(_ERRORS))}
 
