@@ -45,6 +45,7 @@ def served(tmp_path, monkeypatch):
 
         def do_POST(self):
             asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            found.when_asked()
             self.answer()
 
         def log_message(self, *arguments):
@@ -54,18 +55,20 @@ def served(tmp_path, monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     url = f"127.0.0.1:{server.server_address[1]}"
-    yield SimpleNamespace(target=Target(url, url), answers=answers, asked=asked, url=url)
+    found = SimpleNamespace(target=Target(url, url), answers=answers, asked=asked, url=url, when_asked=lambda: None)
+    yield found
     released.set()
     server.shutdown()
     server.server_close()
 
 
-def metrics(*, reasons=(), heartbeat=0.0, token=None, version=1):
+def metrics(*, reasons=(), heartbeat=0.0, token=None, version=1, steps=0):
     """A page of the decoder; ages in seconds."""
     label, now = f'model="decoder",version="{version}"', time.time()
     lines = [f'tritonforge_not_ready{{{label},reason="{name}"}} {int(name in reasons)}' for name in probe._REASONS]
     lines.append(f"tritonforge_heartbeat_timestamp_seconds{{{label}}} {now - heartbeat}")
     lines.append(f"tritonforge_last_token_timestamp_seconds{{{label}}} {0 if token is None else now - token}")
+    lines.append(f"tritonforge_step_seconds_count{{{label}}} {steps}")
     return "\n".join(lines) + "\n"
 
 
@@ -125,6 +128,31 @@ def test_no_token_in_time_is_stalled(served):
     served.answers["/v2/models/llm/generate"] = (0, "")
     verdict = check(served.target, 0.3)
     assert verdict.condition is Condition.STALLED and "no token came out" in verdict.cause
+
+
+def test_no_token_in_time_while_steps_are_made_is_saturated(served):
+    """Wrong: a service that computes a long prompt is restarted, and everybody's streams with it."""
+    served.answers["/v2/models/llm/generate"] = (0, "")
+    served.answers["/metrics"] = (200, metrics(token=60.0, steps=7))
+    served.when_asked = lambda: served.answers.update({"/metrics": (200, metrics(token=60.0, steps=9))})
+    verdict = check(served.target, 0.3)
+    assert verdict.condition is Condition.SATURATED and "2 steps" in verdict.cause
+
+
+def test_a_token_that_came_out_for_others_while_the_probe_waited_counts(served):
+    served.answers["/v2/models/llm/generate"] = (0, "")
+    served.answers["/metrics"] = (200, metrics(token=60.0, steps=7))
+    served.when_asked = lambda: served.answers.update({"/metrics": (200, metrics(token=0.0, steps=7))})
+    assert check(served.target, 0.3).condition is Condition.READY
+
+
+def test_steps_of_a_version_that_has_just_been_loaded_are_no_progress(served):
+    served.answers["/v2/models/llm/generate"] = (0, "")
+    served.answers["/metrics"] = (200, metrics(steps=7))
+    served.when_asked = lambda: served.answers.update(
+        {"/metrics": (200, metrics(steps=7) + metrics(steps=5, version=2))}
+    )
+    assert check(served.target, 0.3).condition is Condition.STALLED
 
 
 def test_a_model_that_is_not_loaded_yet_is_starting(served):

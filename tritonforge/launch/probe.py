@@ -19,10 +19,14 @@ PROBE_TENANT = "tritonforge-probe"
 """The tenant of the requests that ask for a token: no user's, so they are not among the requests that are counted."""
 RECENT_S = 10.0
 """A token that came out so lately proves that the service generates; without one it is asked for one."""
+BUSY_TIMEOUT_S = 0.5
+"""For a second look at the metrics, after no token came out in time."""
 SILENT_S = 3.0
 """A decoder tells every second that it lives; one that has not for longer is stalled."""
+STEPS = "step_seconds_count"
 _SAMPLE = re.compile(
-    r"^tritonforge_(not_ready|heartbeat_timestamp_seconds|last_token_timestamp_seconds)\{([^}]*)\} (\S+)$", re.MULTILINE
+    rf"^tritonforge_(not_ready|heartbeat_timestamp_seconds|last_token_timestamp_seconds|{STEPS})\{{([^}}]*)\}} (\S+)$",
+    re.MULTILINE,
 )
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -72,10 +76,22 @@ class Target:
 
 
 def check(target: Target, timeout_s: float = 4.0) -> Verdict:
-    """The condition of a service, within about `timeout_s` seconds. It asks for a token only when none came lately."""
+    """The condition of a service, within about `timeout_s` seconds. It asks for a token only when none came lately.
+
+    A token that does not come in time proves nothing while the decoder's steps go on, through long prompts for example.
+    """
     deadline = time.monotonic() + timeout_s
-    verdict = _supervisor(target) or _server(target, deadline) or _decoder(target, deadline)
-    return verdict or generate_token(target, deadline - time.monotonic())
+    verdict = _supervisor(target) or _server(target, deadline)
+    if verdict is not None:
+        return verdict
+    before = _decoder(target, deadline)
+    verdict = before.verdict() if before else None
+    if verdict is not None:
+        return verdict
+    verdict = generate_token(target, deadline - time.monotonic())
+    if verdict.condition is Condition.STALLED and before is not None:
+        return _busy(before, _decoder(target, time.monotonic() + BUSY_TIMEOUT_S)) or verdict
+    return verdict
 
 
 def generate_token(target: Target, timeout_s: float) -> Verdict:
@@ -133,11 +149,32 @@ def _server(target: Target, deadline: float) -> Verdict | None:
     return None
 
 
-def _decoder(target: Target, deadline: float) -> Verdict | None:
-    """What the decoder tells on the metrics port; None when that does not settle it.
+@dataclass(frozen=True)
+class _Told:
+    """What the decoder tells on the metrics port, of all versions that serve: Unix times, reasons and steps."""
 
-    While several versions serve, one that is ready is enough. Times of another machine's clock are not trusted.
-    """
+    heartbeats: list[float]
+    last_tokens: list[float]
+    reasons: dict[Any, list]
+    steps: dict[Any, float]
+    local: bool
+
+    def verdict(self) -> Verdict | None:
+        """None when it settles nothing. One version that is ready is enough; another machine's clock is not trusted."""
+        now = time.time()
+        if self.local and self.heartbeats and (silent := now - max(self.heartbeats)) > SILENT_S + 1:
+            return Verdict(Condition.STALLED, f"the decoder has not been seen alive for {silent:.0f} s")
+        if self.reasons and all(self.reasons.values()):
+            found = sorted({reason for one in self.reasons.values() for reason in one})
+            worst = max(_REASONS.get(reason, Condition.DEAD) for reason in found)
+            return Verdict(worst, f"the decoder says: {', '.join(found)}")
+        if self.local and self.last_tokens and now - max(self.last_tokens) <= RECENT_S:
+            return Verdict(Condition.READY, f"a token came out {max(0.0, now - max(self.last_tokens)):.0f} s ago")
+        return None
+
+
+def _decoder(target: Target, deadline: float) -> _Told | None:
+    """What the decoder tells; None when nothing is heard of it."""
     if target.metrics_url is None:
         return None
     try:
@@ -146,27 +183,28 @@ def _decoder(target: Target, deadline: float) -> Verdict | None:
         return None
     if status != 200:
         return None
-    heartbeats, last_tokens, reasons = [], [], {}
+    told = _Told([], [], {}, {}, is_loopback(target.metrics_url))
     for name, labels, value in _SAMPLE.findall(text):
         label = dict(_LABEL.findall(labels))
+        version = label.get("version")
         if name == "not_ready":
-            reasons.setdefault(label.get("version"), []).extend([label.get("reason")] if float(value) else [])
+            told.reasons.setdefault(version, []).extend([label.get("reason")] if float(value) else [])
+        elif name == STEPS:
+            told.steps[version] = float(value)
         else:
-            (heartbeats if name.startswith("heartbeat") else last_tokens).append(float(value))
-    return _judge(heartbeats, last_tokens, reasons, local=is_loopback(target.metrics_url))
+            (told.heartbeats if name.startswith("heartbeat") else told.last_tokens).append(float(value))
+    return told
 
 
-def _judge(heartbeats: list[float], last_tokens: list[float], reasons: dict[Any, list], *, local: bool):
-    now = time.time()
-    if local and heartbeats and (silent := now - max(heartbeats)) > SILENT_S + 1:
-        return Verdict(Condition.STALLED, f"the decoder has not been seen alive for {silent:.0f} s")
-    if reasons and all(reasons.values()):
-        found = sorted({reason for one in reasons.values() for reason in one})
-        worst = max(_REASONS.get(reason, Condition.DEAD) for reason in found)
-        return Verdict(worst, f"the decoder says: {', '.join(found)}")
-    if local and last_tokens and now - max(last_tokens) <= RECENT_S:
-        return Verdict(Condition.READY, f"a token came out {max(0.0, now - max(last_tokens)):.0f} s ago")
-    return None
+def _busy(before: _Told, after: _Told | None) -> Verdict | None:
+    """What the decoder's own account makes of a token that did not come in time; None when it explains nothing."""
+    if after is None:
+        return None
+    made = sum(steps - before.steps.get(version, steps) for version, steps in after.steps.items())
+    verdict = after.verdict()
+    if verdict is None and made > 0:
+        return Verdict(Condition.SATURATED, f"no token came out in time, but {made:.0f} steps were made meanwhile")
+    return verdict
 
 
 _REASONS = {"queue_full": Condition.SATURATED, "draining": Condition.DRAINING, "stalled": Condition.STALLED}
