@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from loadtests.contract_toml import load_contract
-from loadtests.exits import INVALID
+from loadtests.exits import FAILED, INVALID
 from loadtests.export_indicators import histogram_buckets
 from tests.server.releases import sibling
 from tritonforge import cli
 from tritonforge.client import cancel, connect, generate, infer_request, stream
 from tritonforge.errors import EngineFailure, NotFound
 from tritonforge.launch.supervisor import State
+from tritonforge.release import Release
 from tritonforge.rollout.route_client import Router, fetch_route
 from tritonforge.rollout.routing import Share
 from tritonforge.server import Server
@@ -195,3 +196,41 @@ def test_a_long_stream_ends_well_after_its_release_was_replaced(server, router, 
         rest = list(chunks)
     assert tokens + sum(len(chunk.token_ids) for chunk in rest) == 250
     assert {chunk.version for chunk in rest} == {str(old)} and rest[-1].finish_reason == "length"
+
+
+@pytest.mark.slow
+def test_a_canary_is_promoted_when_it_keeps_its_contract_and_not_when_it_breaks_it(
+    server, router, release_dir, second, tmp_path, capsys
+):
+    """Wrong: a release that breaks its promise takes over, or one that keeps it cannot. Exit codes are verdicts."""
+
+    def promote(contract: Path) -> tuple[int, str]:
+        ports = ["--port", str(server.ports.grpc), "--metrics-port", str(server.ports.metrics)]
+        code = cli.main(["release", "promote", *ports, "--contract", str(contract)])
+        return code, capsys.readouterr().out
+
+    strict = tmp_path / "strict.toml"
+    promised, text = 'metric = "ttft_ms"\nquantile = 0.95\nle = ', CONTRACT.read_text()
+    assert promised in text
+    strict.write_text(text.replace(f"{promised}1500", f"{promised}5"))
+    stable = server.release.digest
+    other = second if stable == Release.open(release_dir).digest else release_dir
+    server.rollout.canary(other, None, ["acme"])
+    wait_until(lambda: router.target(asked("acme", 0)).model == "llm_canary", "the tenant's route leads to the canary")
+    with ThreadPoolExecutor(4) as pool:
+        ended = list(pool.map(lambda number: list(router.stream(asked("acme", number), TIMEOUT_S))[-1], range(140)))
+    assert {chunk.finish_reason for chunk in ended} == {"length"}
+    wait_until(lambda: "0/140" in promote(strict)[1], "the metrics know of all requests")
+    code, told = promote(strict)
+    assert code == FAILED and "FAIL" in told
+    assert [row["role"] for row in server.rollout.describe()["served"]] == ["stable", "canary"]
+    code, told = promote(CONTRACT)
+    assert code == 0 and "PASS" in told
+    assert server.release.digest == Release.open(other).digest
+
+
+def asked(tenant: str, number: int):
+    """A request of two tokens."""
+    return infer_request(
+        "llm", text="Once", request_id=f"{tenant}-{number}", tenant=tenant, max_tokens=2, ignore_eos=True, stream=True
+    )
