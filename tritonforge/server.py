@@ -71,9 +71,9 @@ class Server:
             key,
             log_file,
             histogram_buckets,
-            replace(observe or Observation(), log_control=control_path(self.ports.http)),
+            replace(observe or Observation(), log_control=control_path(self.ports.http, address)),
         )
-        self._state_path = state_path(self.ports.http)
+        self._state_path = state_path(self.ports.http, address)
         self._timeout_s = startup_timeout_s + PROBE_TIMEOUT_S
         self._stop_timeout_s = drain_timeout_s + CLOSE_S
         self._supervisor = Supervisor(

@@ -1,11 +1,13 @@
 """The parts of the server that need no tritonserver: ports, restarts, shared memory, what the log says."""
 
+import contextlib
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -395,3 +397,52 @@ def test_a_drain_that_cannot_be_told_to_the_decoder_still_lets_triton_drain(tmp_
     )
     TritonProcess.drain(process)
     assert asked == ["terminate"]
+
+
+@pytest.fixture
+def answering():
+    """answering(bytes) -> the port of a listener that answers each connection so."""
+    opened = []
+
+    def answering(answer: bytes) -> int:
+        listener = socket.create_server(("127.0.0.1", 0))
+        opened.append(listener)
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(4096)
+                        connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return listener.getsockname()[1]
+
+    yield answering
+    for listener in opened:
+        listener.close()
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "ready"),
+    [
+        (OK, True),
+        (OK.replace(b"200", b"400"), False),
+        (b"", False),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", False),
+        (b"HTTP/1.1 two hundred\r\n\r\n", False),
+        (b"HTTP/9.9 200 OK\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 70_000 + b"\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n", False),
+        (b"HTTP/1.1 301 Moved\r\nLocation: http://[oops/\r\n\r\n", False),
+    ],
+)
+def test_garbage_on_the_ports_is_a_server_that_is_not_ready(answering, answer, ready):
+    """Wrong: what answers in its place, or a server that ends in the middle of an answer, ends the supervisor."""
+    ports = Ports(1, answering(answer), 2)
+    process = SimpleNamespace(config=SimpleNamespace(address="127.0.0.1", ports=ports))
+    assert TritonProcess.is_ready(process) is ready

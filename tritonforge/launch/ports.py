@@ -1,5 +1,6 @@
 """The three ports of a server: given, or chosen among the free ones; checked before anything is started."""
 
+import ipaddress
 import socket
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -7,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from tritonforge.errors import InvalidRequest, SetupError
 
 LOOPBACK = "127.0.0.1"
-LOOPBACK_HOSTS = (LOOPBACK, "localhost", "::1")
 _ANY = {"0.0.0.0": LOOPBACK, "::": "::1"}
 
 
@@ -44,7 +44,11 @@ def reachable(address: str) -> str:
 
 def is_loopback(url: str) -> bool:
     """True when the host of `host:port` names this machine itself: no proxy lies between, whatever is configured."""
-    return url.rpartition(":")[0].strip("[]") in LOOPBACK_HOSTS
+    host = url.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _bind(held: ExitStack, address: str, name: str, port: int) -> int:

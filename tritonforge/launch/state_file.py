@@ -1,7 +1,8 @@
 """What the supervisor is doing, in a file that the probe reads: from outside a server that starts looks dead, for both
 have closed ports. Standard library only.
 
-The file lies in the temporary folder, under the HTTP port, and goes with its supervisor.
+The file lies in the temporary folder, under the address and HTTP port of the server, and goes with its supervisor: two
+servers may have one port on different addresses.
 """
 
 import contextlib
@@ -15,6 +16,8 @@ from stat import S_ISREG
 
 FAMILY = "tritonforge-state-"
 CONTROL_FAMILY = "tritonforge-log-"
+ANY_ADDRESS = ("0.0.0.0", "::")
+_SAME = {"localhost": "127.0.0.1"}
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,29 @@ class Told:
         return birth(self.pid) == self.born
 
 
-def state_path(http_port: int) -> Path:
-    """Where the supervisor of the server with this HTTP port tells its state."""
-    return Path(tempfile.gettempdir()) / f"{FAMILY}{http_port}.json"
+def state_path(http_port: int, address: str = "127.0.0.1") -> Path:
+    """Where the supervisor of the server that is bound to this address and HTTP port tells its state."""
+    return _path(FAMILY, http_port, address)
 
 
-def control_path(http_port: int) -> Path:
-    """Where the logging of the server with this HTTP port is changed."""
-    return Path(tempfile.gettempdir()) / f"{CONTROL_FAMILY}{http_port}.json"
+def control_path(http_port: int, address: str = "127.0.0.1") -> Path:
+    """Where the logging of the server that is bound to this address and HTTP port is changed."""
+    return _path(CONTROL_FAMILY, http_port, address)
+
+
+def find_state(url: str) -> tuple[Told, Path] | None:
+    """What the supervisor told last whose server answers at `url` (host:port), and where its logging is changed.
+
+    None when nobody has told anything. A server that is bound to every address has the port for itself, so at most one
+    of those that may be meant is alive.
+    """
+    host, _, port = url.rpartition(":")
+    found = []
+    for address in (host, *ANY_ADDRESS):
+        told = read_state(state_path(int(port), address))
+        if told is not None:
+            found.append((told, control_path(int(port), address)))
+    return next((one for one in found if one[0].alive), found[0] if found else None)
 
 
 def write_state(path: Path, state: str, cause: str = "") -> None:
@@ -63,9 +81,14 @@ def read_state(path: Path) -> Told | None:
     """What was told last; None when nobody has told anything."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="utf-8") as file:
-            return Told(**json.loads(file.read())) if S_ISREG(os.fstat(file.fileno()).st_mode) else None
+            return Told(**json.loads(file.read())) if is_trusted(os.fstat(file.fileno())) else None
     except (OSError, ValueError, TypeError):
         return None
+
+
+def is_trusted(facts: os.stat_result) -> bool:
+    """Whether a file of the temporary folder may be heeded: a plain one, of this user or of root."""
+    return S_ISREG(facts.st_mode) and facts.st_uid in (0, os.getuid())
 
 
 def remove_state(path: Path) -> None:
@@ -82,6 +105,11 @@ def sweep_states() -> None:
         told = read_state(path)
         if told is None or not told.alive:
             _unlink(path)
+
+
+def _path(family: str, port: int, address: str) -> Path:
+    host = _SAME.get(address, address).strip("[]").replace("/", "_")
+    return Path(tempfile.gettempdir()) / f"{family}{host}-{port}.json"
 
 
 def _unlink(path: Path) -> None:

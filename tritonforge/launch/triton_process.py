@@ -4,6 +4,7 @@ The supervisor thread owns it. It knows nothing of releases, restarts or what th
 """
 
 import contextlib
+import http.client
 import os
 import re
 import select
@@ -12,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,12 +137,12 @@ class TritonProcess:
         return self._process.poll()
 
     def is_ready(self) -> bool:
-        """True when the server answers that it and all its models are ready."""
+        """True when the server answers that it and all its models are ready; whatever else answers there is not."""
         url = f"http://{reachable(self.config.address)}:{self.config.ports.http}/v2/health/ready"
         try:
             with _DIRECT.open(url, timeout=1) as answer:
                 return answer.status == 200
-        except (OSError, urllib.error.URLError):
+        except (OSError, http.client.HTTPException, ValueError):
             return False
 
     def stub_pids(self) -> list[int]:

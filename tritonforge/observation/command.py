@@ -4,11 +4,13 @@ import argparse
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-from tritonforge.errors import NotFound
+from tritonforge.errors import InvalidRequest, NotFound, SetupError
 from tritonforge.launch.ports import is_loopback
 from tritonforge.launch.probe_command import host_and_port
-from tritonforge.launch.state_file import control_path, put, read_state, state_path
+from tritonforge.launch.state_file import find_state, put
+from tritonforge.observation.log_control import read_control
 from tritonforge.observation.observation import LEVELS, Observation
 
 OTLP_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -66,15 +68,29 @@ def add_log_command(commands) -> None:
 def change_log(arguments: argparse.Namespace) -> int:
     """Tell the decoder, through a file; it looks twice a second. Only on the machine that serves."""
     url = host_and_port(arguments.url)
-    port = int(url.rpartition(":")[2])
-    told = read_state(state_path(port))
-    if not is_loopback(url) or told is None or not told.alive:
+    found = find_state(url) if is_loopback(url) else None
+    if found is None or not found[0].alive:
         raise NotFound(f"no `tritonforge serve` on this machine has the HTTP endpoint {url}")
-    path, wanted = control_path(port), {}
-    if path.exists():
-        wanted = json.loads(path.read_text(encoding="utf-8"))
+    path = found[1]
+    wanted = _changed_so_far(path)
     wanted |= {"level": arguments.level} if arguments.level else {}
     wanted |= {"content": arguments.content == "on"} if arguments.content else {}
-    put(path, json.dumps(wanted))
+    try:
+        put(path, json.dumps(wanted))
+    except OSError as error:
+        raise SetupError(f"{path} cannot be written: {error.strerror}; it decides about the logging of {url}") from None
     print(f"logging of {url}: {', '.join(f'{name} {value}' for name, value in wanted.items()) or 'as it was started'}")
     return 0
+
+
+def _changed_so_far(path: Path) -> dict[str, Any]:
+    """What earlier commands have changed; the decoder heeds no file of another user, so none is continued here."""
+    try:
+        return read_control(path)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        remedy = "have it removed, the server does not heed it"
+        raise SetupError(f"{path} cannot be read: {error.strerror or error}; {remedy}") from None
+    except ValueError as error:
+        raise InvalidRequest(f"{path} has no meaning: {error}; remove it to start over") from None

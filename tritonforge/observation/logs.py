@@ -7,15 +7,14 @@ writes. No content is logged unless it was asked for, also not in the text of er
 import json
 import logging
 import logging.handlers
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
-from tritonforge.observation.observation import LEVELS, Observation
+from tritonforge.observation.log_control import changed_ns, read_control
+from tritonforge.observation.observation import Observation
 from tritonforge.observation.recorder import Recorder
 from tritonforge.observation.request_record import RequestRecord
 from tritonforge.text import Decode
@@ -58,12 +57,13 @@ class RequestLog:
     def look(self) -> None:
         """Apply what was changed since the last look; what has no meaning is logged and changes nothing."""
         path = self._settings.log_control
-        changed_ns = None if path is None else _changed_ns(path)
-        if changed_ns is not None and changed_ns != self._control_ns:
-            self._control_ns = changed_ns
+        written_ns = None if path is None else changed_ns(path)
+        if written_ns is not None and written_ns != self._control_ns:
+            self._control_ns = written_ns
             try:
-                self._apply(_read_control(path, self._settings))
-            except (OSError, ValueError, TypeError) as error:
+                wanted = read_control(path)
+                self._apply(replace(self._settings, **{f"log_{name}": value for name, value in wanted.items()}))
+            except (OSError, ValueError) as error:
                 log.error("%s changes nothing: %s", path, error)
 
     def _apply(self, settings: Observation) -> None:
@@ -121,22 +121,3 @@ def _set_up(settings: Observation) -> None:
 def _file_handler(path: Path) -> logging.Handler:
     """Appends; opens the file anew when it was rotated."""
     return logging.handlers.WatchedFileHandler(path, encoding="utf-8")
-
-
-def _changed_ns(path: Path) -> int | None:
-    """When the file was written; None without one, and for one of another user: the folder is open to all."""
-    try:
-        stat = path.stat(follow_symlinks=False)
-    except OSError:
-        return None
-    return stat.st_mtime_ns if stat.st_uid in (0, os.getuid()) and S_ISREG(stat.st_mode) else None
-
-
-def _read_control(path: Path, settings: Observation) -> Observation:
-    wanted = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(wanted, dict):
-        raise ValueError(f"it must hold a JSON object, got {wanted}")
-    level, content = wanted.get("level", settings.log_level), wanted.get("content", settings.log_content)
-    if level not in LEVELS or not isinstance(content, bool):
-        raise ValueError(f"level must be one of {', '.join(LEVELS)} and content a boolean, got {wanted}")
-    return replace(settings, log_level=level, log_content=content)
