@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from benchmarks.observe import decoder_metrics
 from tritonforge.gateway.accounting.edge_metrics import EdgeMetrics
 from tritonforge.gateway.accounting.keepers import keep_records
 from tritonforge.gateway.accounting.records import Record
@@ -18,9 +20,19 @@ from tritonforge.gateway.config import GatewayConfig
 from tritonforge.gateway.edge import Edge
 from tritonforge.gateway.limits.keys import KeyStore, create_key
 from tritonforge.gateway.routing.alias_router import AliasRouter
+from tritonforge.server import Server
 
 MODEL = "smollm2-135m-int8"
 START_S = 30.0
+
+
+def await_metrics(server: Server, holds: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+    """The decoder's metrics once `holds` is true of them."""
+    deadline = time.monotonic() + START_S
+    while not holds(told := decoder_metrics(server)):
+        assert time.monotonic() < deadline, told
+        time.sleep(0.02)
+    return told
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.serving import MODEL
+from tests.gateway.serving import MODEL, await_metrics
 from tritonforge.gateway.api.fields import CHAT, COMPLETIONS
 
 pytestmark = pytest.mark.server
@@ -165,6 +165,23 @@ def test_an_ill_value_of_each_field_is_refused_with_the_fields_name(post, path, 
     assert status == 400
     assert told["error"]["param"].split(".")[0].split("[")[0] == name
     assert set(told["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_token_is_guessed_for_who_says_so(server, post, path):
+    def generated(told):
+        return told["generation_tokens_total"]
+
+    def guessed(told):
+        return told["drafts_total"]
+
+    again = LONG | {"ignore_eos": True, "logit_bias": {"28": 100}}
+    before = await_metrics(server, bool)
+    assert post(path, again | {"speculate": False})[0] == 200
+    after = await_metrics(server, lambda told: generated(told) >= generated(before) + LONG["max_tokens"])
+    assert guessed(after) == guessed(before)
+    assert post(path, again)[0] == 200
+    await_metrics(server, lambda told: guessed(told) > guessed(before))
 
 
 def test_an_unknown_field_is_refused_by_name(post):

@@ -13,7 +13,7 @@ import httpx2
 import psutil
 import pytest
 
-from tests.gateway.serving import MODEL
+from tests.gateway.serving import MODEL, await_metrics
 from tests.gateway.test_streams_served import body_of, events_of, raw_request
 from tritonforge.gateway.limits.keys import create_key, revoke_key
 
@@ -25,22 +25,7 @@ LONG = {"max_tokens": 1500, "ignore_eos": True}
 @pytest.fixture
 def await_all_free(server):
     """await_all_free(): return once no request holds a KV block."""
-
-    def await_all_free() -> None:
-        deadline = time.monotonic() + 60
-        while True:
-            text = httpx2.get(f"http://{server.metrics_url}/metrics", trust_env=False).text
-            values = {
-                line.partition("{")[0]: float(line.rpartition(" ")[2])
-                for line in text.splitlines()
-                if line.startswith("tritonforge_kv_blocks")
-            }
-            if values["tritonforge_kv_blocks_free"] == values["tritonforge_kv_blocks"]:
-                return
-            assert time.monotonic() < deadline, values
-            time.sleep(0.02)
-
-    return await_all_free
+    return lambda: await_metrics(server, lambda told: told["kv_blocks_free"] == told["kv_blocks"])
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -78,7 +78,16 @@ COMPLETIONS = (
     _no("suffix", "the models insert nothing"),
 )
 
-EXTENSIONS = ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "truncate", "timeout_ms")
+EXTENSIONS = (
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "speculate",
+    "truncate",
+    "timeout_ms",
+)
 """Options of the models (docs/options.md) that both requests take beside OpenAI's fields, under their own names."""
 
 REFUSED_CHAT = {field.name: field.note for field in CHAT if not field.honoured}

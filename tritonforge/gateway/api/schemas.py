@@ -159,6 +159,7 @@ class Common(Strict):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
+    speculate: bool | None = None
     truncate: Literal["none", "oldest"] | None = None
     timeout_ms: Annotated[int, Field(ge=1, le=MAX_TIMEOUT_MS)] | None = None
 
