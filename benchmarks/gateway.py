@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -52,6 +54,18 @@ class Direct:
     async def close(self) -> None:
         """Close the channel."""
         await self._channel.close()
+
+
+@contextmanager
+def gateway_process(server: Server, keys: Path) -> Iterator[int]:
+    """A gateway in front of `server`, in a process of its own: its port."""
+    command = [sys.executable, "-m", "tritonforge", "gateway", "--triton", server.grpc_url, "--keys", str(keys)]
+    command += ["--release", str(server.release.root), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield next(int(line.split(":")[-1].split("/")[0]) for line in process.stdout if "API" in line)
+        finally:
+            process.terminate()
 
 
 async def run_batch(client: Direct | OpenAIStreams, prompts: list[Prompt], tokens: int) -> float:
@@ -120,15 +134,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Server(release.root) as server:
         keys = Path(folder) / "keys.json"
         _, key = create_key(keys, "bench")
-        command = [sys.executable, "-m", "tritonforge", "gateway", "--triton", server.grpc_url, "--keys", str(keys)]
-        command += ["--release", str(release.root), "--port", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                port = next(int(line.split(":")[-1].split("/")[0]) for line in process.stdout if "API" in line)
-                client = OpenAIStreams(port, release.name, key=key)
-                asyncio.run(measure(server.grpc_url, client, rounds, arguments.streams, arguments.tokens))
-            finally:
-                process.terminate()
+        with gateway_process(server, keys) as port:
+            client = OpenAIStreams(port, release.name, key=key)
+            asyncio.run(measure(server.grpc_url, client, rounds, arguments.streams, arguments.tokens))
 
 
 if __name__ == "__main__":
