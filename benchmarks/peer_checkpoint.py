@@ -1,6 +1,6 @@
 """Writes a recipe's checkpoint for the peers of benchmarks.peers: a Hugging Face folder in bfloat16.
 
-    .venv-build/bin/python benchmarks/peer_checkpoint.py --recipe smollm2-135m-bf16 --out DIR
+    .venv-build/bin/python benchmarks/peer_checkpoint.py --out DIR [--recipe build/recipes/smollm2-135m-bf16.toml]
 
 The weights are those that our release was built from; llama.cpp's own converter makes a GGUF file of the folder.
 """
@@ -14,6 +14,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "build")]
 
 import checkpoint  # noqa: E402
 import export  # noqa: E402
+from checkout import RECIPES  # noqa: E402
 from recipe import Recipe  # noqa: E402
 
 
@@ -22,7 +23,7 @@ def main() -> None:
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", default="smollm2-135m-bf16")
+    parser.add_argument("--recipe", type=Path, default=RECIPES / "smollm2-135m-bf16.toml")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     recipe = Recipe.load(options.recipe)
