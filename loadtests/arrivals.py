@@ -35,11 +35,12 @@ class Walk:
         sender: Sender,
         writer: ShardWriter,
         shard: int = 0,
+        start_ns: int = 0,
         on_record: Callable[[Record], None] = lambda record: None,
         fault: Callable[[], None] | None = None,
     ):
         self._profile, self._slots, self._sender, self._shard = profile, slots, sender, shard
-        self._writer, self._on_record, self._fault = writer, on_record, fault
+        self._writer, self._on_record, self._fault, self._start_ns = writer, on_record, fault, start_ns
         self._prompts = dict(zip((slot.index for slot in slots), prompts, strict=True))
         self._streams = [sender.prepare(slot, self._prompts[slot.index]) for slot in slots]
         self._attempts: dict[int, list[tuple[int, int, str]]] = {}
@@ -56,6 +57,7 @@ class Walk:
         finished = False
         with _no_garbage_collection():
             self._sender.connect()
+            _sleep_until(self._start_ns)
             cpu, self._t0 = time.process_time_ns(), time.perf_counter_ns()
             helpers = [gevent.spawn(self._probe)]
             if self._fault is not None:
@@ -79,6 +81,7 @@ class Walk:
             in_flight=self._samples,
             nice=os.getpriority(os.PRIO_PROCESS, 0),
             t0_ns=self._t0,
+            start_late_ns=self._t0 - self._start_ns if self._start_ns else 0,
             fault_ns=self._fault_ns,
         )
 
@@ -93,9 +96,7 @@ class Walk:
 
     def _issue(self) -> None:
         for slot, stream in zip(self._slots, self._streams, strict=True):
-            wait = self._t0 + slot.at_ns - time.perf_counter_ns()
-            if wait > 0:
-                gevent.sleep(wait / 1e9)
+            _sleep_until(self._t0 + slot.at_ns)
             if len(self._open) >= self._profile.client.max_in_flight:
                 self._record(slot, stream, Ending(NOT_ISSUED, "MAX_IN_FLIGHT"))
                 continue
@@ -205,6 +206,12 @@ class Walk:
             self._stop(stream, Ending(TIMEOUT, "IDLE_GAP", f"no response for {client.idle_gap_s:g} s"))
         elif now - stream.sent_ns > client.deadline_s * 1e9:
             self._stop(stream, Ending(TIMEOUT, "DEADLINE", f"not finished after {client.deadline_s:g} s"))
+
+
+def _sleep_until(at_ns: int) -> None:
+    """A timer counts from the event loop's own idea of now, which may be old: it can fire too early."""
+    while (wait := at_ns - time.perf_counter_ns()) > 0:
+        gevent.sleep(wait / 1e9)
 
 
 @contextlib.contextmanager

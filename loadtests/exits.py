@@ -1,5 +1,6 @@
 """How an error ends a campaign or a Locust test: what is said, which exit code. 1 is only for broken promises."""
 
+import errno
 import sys
 import traceback
 
@@ -7,6 +8,8 @@ from loadtests.records import InvalidRecords
 from tritonforge.errors import ReleaseMismatch, SetupError, TritonForgeError
 
 FAILED, USAGE, INVALID, UNREACHABLE, INTERRUPTED = 1, 2, 3, 5, 130
+LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a disk says when it does not take what was measured."""
 
 
 def exit_code_of(error: Exception) -> int:
@@ -14,7 +17,7 @@ def exit_code_of(error: Exception) -> int:
 
     An error without a type is this verifier's own: it says nothing about the service, which is 3 as well.
     """
-    if isinstance(error, ReleaseMismatch | InvalidRecords):
+    if isinstance(error, ReleaseMismatch | InvalidRecords) or (isinstance(error, OSError) and error.errno in LOST):
         return INVALID
     if isinstance(error, SetupError):
         return UNREACHABLE
@@ -26,7 +29,8 @@ def refuse(error: Exception) -> int:
     if isinstance(error, TritonForgeError):
         print(error, file=sys.stderr, flush=True)
     elif isinstance(error, OSError):
-        print(f"INVALID_ARGUMENT: {error}", file=sys.stderr, flush=True)
+        code = "INTERNAL: the records or the report cannot be kept" if error.errno in LOST else "INVALID_ARGUMENT"
+        print(f"{code}: {error}", file=sys.stderr, flush=True)
     else:
         traceback.print_exception(error)
     return exit_code_of(error)

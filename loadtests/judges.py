@@ -15,9 +15,12 @@ from loadtests.bootstrap import block_rate, decide_interval, interval_of, mean_r
 from loadtests.contract import EVERY, EVERY_PROVES, Contract, Objective, Profile
 from loadtests.facts import fact_of
 from loadtests.metrics import AVAILABILITY, COMPARISON, COUNT, DURATION, FACT, MEAN, METRICS, RATE, RATIO, in_unit
-from loadtests.outcomes import INVALID, LATE, MET, Result, in_scope, outcome, promises_of, worst_of
+from loadtests.outcomes import INVALID, LATE, MET, UNKNOWN, Result, in_scope, outcome, promises_of, worst_of
 from loadtests.records import OK, ProfileRun, Record
 from loadtests.schedule import Window, windows
+
+FEWEST_RESAMPLED = 20
+"""A bootstrap of fewer requests says more about its own resampling than about the service."""
 
 
 def judge_objective(contract: Contract, profile: Profile, objective: Objective, run: ProfileRun) -> Result:
@@ -59,11 +62,12 @@ def _judge_duration(contract: Contract, objective: Objective, scope: list[Record
     point = _rank(objective.quantile)(n) if n else None
     low, high = quantile_ranks(n, objective.quantile, contract.statistics.confidence) if n else (None, None)
     result = _decided(contract, objective, n, dict(misses))
-    too_many = bool(outcomes) and skipped / len(outcomes) > contract.measurement.single_token_max
+    untold = skipped + misses[UNKNOWN]
+    too_many = bool(outcomes) and untold / len(outcomes) > contract.measurement.single_token_max
     return dataclasses.replace(
         result,
         status=INVALID if too_many else result.status,
-        not_applicable=skipped,
+        not_applicable=untold,
         value=at(point),
         interval=(at(low), at(high)),
     )
@@ -113,12 +117,20 @@ def _judge_count(contract: Contract, profile: Profile, objective: Objective, sco
 
 
 def _judge_mean(contract: Contract, profile: Profile, objective: Objective, scope: list[Record]) -> Result:
+    """A mean over requests, by bootstrap; of few it says nothing.
+
+    A bootstrap never draws what no request did. With the contract's confidence at most a share u of all requests is of
+    a kind that none of n was, where (1 - u)^n = 1 - confidence: the interval reaches to the mean with u of the worst.
+    """
     pairs = [pair for record in scope if (pair := METRICS[objective.metric].value(record)) is not None]
-    if not pairs:
+    if len(pairs) < FEWEST_RESAMPLED:
         return Result(objective, INCONCLUSIVE, len(scope))
     draw = mean_ratio(pairs)
     value = sum(top for top, _ in pairs) / (sum(bottom for _, bottom in pairs) or 1)
-    return _resampled(contract, profile, objective, len(scope), draw, value)
+    unseen = 1 - (1 - contract.statistics.confidence) ** (1 / len(pairs))
+    worst = profile.retry.max_attempts if objective.metric == "attempts_per_request" else 0.0
+    reach = value + unseen * (worst - value)
+    return _resampled(contract, profile, objective, len(scope), draw, value, len(pairs), reach)
 
 
 def _judge_comparison(contract: Contract, profile: Profile, objective: Objective, records: Sequence[Record]) -> Result:
@@ -131,14 +143,14 @@ def _judge_comparison(contract: Contract, profile: Profile, objective: Objective
     own, other = in_scope(objective, records), in_scope(objective, records, objective.against)
     top, bottom = ([formula(r) if r.status == OK else None for r in scope] for scope in (own, other))
     base = [value for value in bottom if value is not None]
-    if not own or not base:
+    if min(len(own), len(base)) < FEWEST_RESAMPLED:
         return Result(objective, INCONCLUSIVE, len(own))
     endless = 10**15
     above = [endless if value is None else value for value in top]
     rank = _rank(objective.quantile)
     value = sorted(above)[rank(len(above))] / max(sorted(base)[rank(len(base))], 1)
     draw = quantile_ratio(above, base, rank)
-    result = _resampled(contract, profile, objective, len(own), draw, value)
+    result = _resampled(contract, profile, objective, len(own), draw, value, min(len(own), len(base)))
     return result if value < 1e6 else dataclasses.replace(result, value=None)
 
 
@@ -181,10 +193,9 @@ def _rate_windows(profile: Profile, objective: Objective, scope: Sequence[Record
 
 
 def _resampled(
-    contract: Contract, profile: Profile, objective: Objective, n: int, draw, value: float, count: int | None = None
+    contract: Contract, profile: Profile, objective: Objective, n: int, draw, value: float, count: int, *reach: float
 ) -> Result:
-    """The decision by a bootstrap interval; `count` is how many things it draws from, n requests unless given."""
-    count = n if count is None else count
+    """The decision by a bootstrap interval of `count` things, which covers `reach`, too."""
     low, high = interval_of(
         draw,
         value,
@@ -193,15 +204,22 @@ def _resampled(
         resamples=contract.statistics.resamples,
         alpha=1 - contract.statistics.confidence,
     )
+    low, high = min(low, *reach, high), max(high, *reach, low)
     status = decide_interval(low, high, le=objective.le, ge=objective.ge)
     return Result(objective, status, n, value=round(value, 3), interval=(round(low, 3), round(high, 3)))
 
 
 def _decided(contract: Contract, objective: Objective, n: int, misses: dict[str, int]) -> Result:
-    """The exact binomial decision: does the claimed share of all requests comply? Of EVERY, one miss is a FAIL."""
+    """The exact binomial decision: does the claimed share of all requests comply? Of EVERY, one miss is a FAIL.
+
+    What is unknown counts against a PASS, but proves no FAIL.
+    """
     missed, confidence = sum(misses.values()), contract.statistics.confidence
-    share = shares_claim(objective)
-    status = FAIL if objective.quantile == EVERY and missed else decide(n, missed, share, confidence)
+    share, known = shares_claim(objective), missed - misses.get(UNKNOWN, 0)
+    every = objective.quantile == EVERY
+    status = FAIL if every and missed else decide(n, missed, share, confidence)
+    if status == FAIL and known < missed and not (every and known):
+        status = INCONCLUSIVE if every or decide(n, known, share, confidence) != FAIL else FAIL
     undecided = status == INCONCLUSIVE and missed <= n * (1 - share)
     more = samples_needed(missed, share, confidence) - n if undecided else None
     return Result(

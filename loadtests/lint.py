@@ -10,12 +10,9 @@ from loadtests.binomial import samples_needed
 from loadtests.contract import Contract, Objective, Profile
 from loadtests.facts import GAUGES
 from loadtests.fields import InvalidContract
-from loadtests.judges import shares_claim
+from loadtests.judges import FEWEST_RESAMPLED, shares_claim
 from loadtests.metrics import AVAILABILITY, COMPARISON, COUNT, FACT, MEAN, METRICS, RATE
 from loadtests.schedule import Slot, build_schedule
-
-FEWEST_RESAMPLED = 20
-"""A bootstrap of fewer requests says more about its own resampling than about the service."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +73,8 @@ def needs(contract: Contract, profile: Profile, objective: Objective, slots: lis
 
 def _speaks_of(objective: Objective, slot: Slot) -> bool:
     """Whether a slot is in the scope of an objective: requests to be cancelled are in that of cancel metrics only."""
-    cancelled = slot.cancel_after_ms is not None or slot.cancel_after_tokens is not None
     of_cancels = METRICS[objective.metric].part == "cancel"
-    return objective.tenant in (None, slot.tenant) and cancelled == of_cancels
+    return objective.tenant in (None, slot.tenant) and slot.is_cancelled == of_cancels
 
 
 def shortest(contract: Contract, objective: Objective) -> int:

@@ -79,7 +79,7 @@ def on_init(environment, runner, **_) -> None:
         runner.register_message(DONE, on_done)
         return
     if isinstance(runner, WorkerRunner):
-        runner.register_message(SHARD, lambda environment, msg: setattr(Test, "given", msg.data))
+        runner.register_message(SHARD, on_shard)
         return
     if environment.web_ui is None:
         try:
@@ -106,7 +106,7 @@ def begin(environment) -> None:
     if isinstance(runner, WorkerRunner):
         share = Test.given
         run = run_of(options, environment.host, **{key: share[key] for key in ("out", "salt", "run_id")})
-        where = {key: share[key] for key in ("shard", "of", "start_at")}
+        where = {key: share[key] for key in ("shard", "of", "start_ns")}
         Test.walker = Walker(environment, run, **where)
         return
     run = run_of(options, environment.host)
@@ -120,8 +120,13 @@ def begin(environment) -> None:
     Test.deadline = time.monotonic() + Test.judge.deadline_s()
     common = {"out": str(run.out), "salt": run.salt, "run_id": run.run_id, "of": len(workers)}
     for client_id, shard in Test.waiting_for.items():
-        share = {**common, "shard": shard, "start_at": time.time() + BARRIER_S}
+        share = {**common, "shard": shard, "start_in_s": BARRIER_S}
         runner.send_message(SHARD, share, client_id)
+
+
+def on_shard(environment, msg, **_) -> None:
+    """Only durations cross machines: the start is so long after the message came, on this worker's own clock."""
+    Test.given = {**msg.data, "start_ns": time.perf_counter_ns() + round(msg.data["start_in_s"] * 1e9)}
 
 
 def on_done(environment, msg, **_) -> None:
@@ -146,11 +151,13 @@ class Arrivals(User):
         if walker is None:
             gevent.sleep(0.2)
             return
-        walker.run()
-        if isinstance(self.environment.runner, WorkerRunner):
-            self.environment.runner.send_message(DONE, {"shard": Test.given["shard"]})
-        else:
-            Test.over = True
+        try:
+            walker.run()
+        finally:  # a walk whose records cannot be written ends the test, too: the missing end line tells of it
+            if isinstance(self.environment.runner, WorkerRunner):
+                self.environment.runner.send_message(DONE, {"shard": Test.given["shard"]})
+            else:
+                Test.over = True
 
 
 class Schedule(LoadTestShape):

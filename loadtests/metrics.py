@@ -30,7 +30,7 @@ def tpot_ns(record: Record) -> int | None:
 
     None for a single token, and when all tokens came in one response: then there is no interval to measure.
     """
-    if len(record.chunks) < 2:
+    if len(record.chunks) < 2 or record.received_tokens < 2:
         return None
     return (record.chunks[-1][0] - record.chunks[0][0]) // (record.received_tokens - 1)
 

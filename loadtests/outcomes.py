@@ -12,6 +12,8 @@ from loadtests.records import CANCELLED, OK, Record
 
 INVALID, NOT_RUN = "INVALID", "NOT_RUN"
 LATE, MET, WRONG = "late", "met", "wrong"
+UNKNOWN = "unknown"
+"""It ended well, but its value cannot be told: a miss for a PASS, no miss for a FAIL."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,18 @@ def in_scope(objective: Objective, records: Sequence[Record], phase: str | None 
 
 
 def outcome(record: Record, objective: Objective) -> str | None:
-    """met, late, or the status of a request that did not end well. None: it did, but has no value for this metric."""
+    """met, late, unknown, or the status of a request that did not end well. None: this metric does not apply to it.
+
+    Only an answer of a single token has no TPOT, stall or decode step by definition. Any other answer without a value
+    came in one response, or without the server's account: what it hides may be the worst of all.
+    """
     metric = METRICS[objective.metric]
     if record.status != (CANCELLED if metric.part == "cancel" else OK):
         return record.status
     value = metric.value(record)
     if value is None:
-        return None
+        single = record.received_tokens == 1 and objective.metric in ("tpot_ms", "max_stall_ms", "decode_step_ms")
+        return None if single else UNKNOWN
     return MET if value <= limit_of(objective) else LATE
 
 
@@ -72,8 +79,9 @@ def promises_of(profile: Profile) -> list[Objective]:
 
 
 def worst_of(record: Record, promises: Sequence[Objective]) -> str:
-    """met when the request ended ok within every promise of its phase and tenant, else late or its status."""
+    """met when the request ended ok within every promise of its phase and tenant, else late, unknown or its status."""
     if record.status != OK:
         return record.status
     own = [p for p in promises if p.phase in (None, record.phase) and p.tenant in (None, record.tenant)]
-    return LATE if any(outcome(record, promise) == LATE for promise in own) else MET
+    found = {outcome(record, promise) for promise in own}
+    return next((kind for kind in (LATE, UNKNOWN) if kind in found), MET)

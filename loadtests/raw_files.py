@@ -1,9 +1,11 @@
 """The files of raw records: shard files of the workers, and raw.jsonl, which joins them.
 
 A worker writes one shard file: a `shard` line, a `request` line per request, a `shard_end` line with what it saw
-of itself. `merge` joins them into raw.jsonl behind a `campaign` line; `read_run` reads that.
+of itself. `merge` joins them into raw.jsonl between a `campaign` line and a `seal`; `read_run` reads that.
 """
 
+import hashlib
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +26,8 @@ from loadtests.records import (
 class ShardWriter:
     """Appends one worker's records to its file. `finish` writes the end line; a file without one is a lost worker."""
 
-    def __init__(self, path: Path, profile: str, shard: int, of: int, *, schedule_sha256: str, prompts_sha256: str):
+    def __init__(self, path: Path, profile: str, shard: int, of: int, **digests: str):
+        """`digests`: schedule_sha256, prompts_sha256 and contract_sha256."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("w", encoding="utf-8")
         self._profile = profile
@@ -32,8 +35,7 @@ class ShardWriter:
         self._head = {
             "shard": shard,
             "of": of,
-            "schedule_sha256": schedule_sha256,
-            "prompts_sha256": prompts_sha256,
+            **digests,
         }
         self._write({"kind": "shard", "profile": profile, **self._head})
         self._file.flush()
@@ -60,11 +62,13 @@ def shard_path(folder: Path, profile: str, shard: int) -> Path:
 def merge(folder: Path, header: dict[str, Any], profiles: Iterable[str], server: dict[str, Any]) -> Path:
     """Join the shard files of `profiles` into folder/raw.jsonl: shards in order, requests sorted by index.
 
-    Files that are missing or cut short are merged as they are: the verdict sees which end lines are absent.
+    Files that are missing or cut short are merged as they are: the verdict sees which end lines are absent. The last
+    line is a seal, the sha256 of all before it: what is changed or lost afterwards is noticed.
     """
     target = folder / "raw.jsonl"
     with target.open("w", encoding="utf-8") as file:
-        file.write(json.dumps({"kind": "campaign", "format": FORMAT, **header}, separators=(",", ":")) + "\n")
+        head = {"kind": "campaign", "format": FORMAT, "sealed": True, **header}
+        file.write(json.dumps(head, separators=(",", ":")) + "\n")
         for profile in profiles:
             lines: dict[str, list[tuple[int, str]]] = {"shard": [], "request": [], "shard_end": []}
             for path in sorted((folder / "raw").glob(f"{profile}.*.jsonl")):
@@ -75,7 +79,20 @@ def merge(folder: Path, header: dict[str, Any], profiles: Iterable[str], server:
             if server.get(profile) is not None:
                 facts = {"kind": "server", "profile": profile, "counters": server[profile]}
                 file.write(json.dumps(facts, separators=(",", ":")) + "\n")
+    with target.open("ab") as file:
+        file.write(_seal(target.read_bytes()))
     return target
+
+
+def _seal(data: bytes) -> bytes:
+    return json.dumps({"kind": "seal", "sha256": hashlib.sha256(data).hexdigest()}).encode() + b"\n"
+
+
+def _sealed_sha256(path: Path) -> str | None:
+    """The sha256 of a raw file without its seal, when the last line is the seal of all before it."""
+    data = path.read_bytes()
+    start = data.rstrip(b"\n").rfind(b"\n") + 1
+    return hashlib.sha256(data[:start]).hexdigest() if data[start:] == _seal(data[:start]) else None
 
 
 def _lines(path: Path, *, cut_short: bool = False) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -102,6 +119,7 @@ def read_run(path: Path) -> CampaignRun:
             kind = line.pop("kind")
             if kind == "campaign":
                 header = line
+            if kind in ("campaign", "seal"):
                 continue
             part = found.setdefault(line["profile"], {"shards": [], "records": [], "server": None})
             if kind == "request":
@@ -122,10 +140,13 @@ def read_run(path: Path) -> CampaignRun:
         ProfileRun(profile, tuple(part["shards"]), tuple(part["records"]), part["server"])
         for profile, part in found.items()
     )
-    return CampaignRun(header, tuple(profiles))
+    return CampaignRun(header, tuple(profiles), _sealed_sha256(path))
 
 
 def _shard_report(line: dict[str, Any]) -> ShardReport:
     values = {key: value for key, value in line.items() if key != "profile"}
     samples = tuple((at, count) for at, count in values["in_flight"])
+    numbers = [values[key] for key in ("shard", "of", "requests", "wall_ns", "cpu_ns")]
+    if not all(isinstance(number, int) for number in (*numbers, *values["lag_ns"], *itertools.chain(*samples))):
+        raise ValueError("counts and times of a shard must be integers")
     return ShardReport(**{**values, "lag_ns": tuple(values["lag_ns"]), "in_flight": samples})

@@ -73,7 +73,8 @@ class ShardReport:
 
     `lag_ns` are how late a 50 ms timer fired; `in_flight` are (time in ns, open requests) samples of a live counter;
     `requests` is the number of request lines written before the end, `nice` the worker's scheduling priority.
-    `t0_ns` is the start on the worker's monotonic clock; `fault_ns` is when it did the profile's fault, if it did.
+    `t0_ns` is the start on the worker's monotonic clock, `start_late_ns` how long after the common one that was;
+    `fault_ns` is when it did the profile's fault, if it did. `contract_sha256` is of the contract that it read.
     """
 
     shard: int
@@ -89,11 +90,14 @@ class ShardReport:
     nice: int = 0
     t0_ns: int = 0
     fault_ns: int | None = None
+    start_late_ns: int = 0
+    contract_sha256: str = ""
 
 
 @dataclass(frozen=True)
 class ProfileRun:
-    """Everything recorded of one profile. `server` holds counters of the target before and after, or None."""
+    """Everything recorded of one profile. `server` holds what the target told before and after, or None: its counters
+    and, where they were asked for, `gauges`, and the digest of the `release` that it serves."""
 
     profile: str
     shards: tuple[ShardReport, ...]
@@ -103,10 +107,14 @@ class ProfileRun:
 
 @dataclass(frozen=True)
 class CampaignRun:
-    """A whole campaign: its `header` (contract hash, identity, environment, salt) and its profiles."""
+    """A whole campaign: its `header` (contract hash, identity, environment, salt) and its profiles.
+
+    `sha256` is of the records that were read, when they end with the seal of the campaign; else None.
+    """
 
     header: dict[str, Any]
     profiles: tuple[ProfileRun, ...]
+    sha256: str | None = None
 
 
 def encode_record(profile: str, record: Record) -> str:

@@ -4,16 +4,15 @@ OUT/contract.toml   the contract, verbatim         OUT/raw.jsonl     the merged 
 OUT/raw/P.N.jsonl   profile P, worker N            OUT/report.json, OUT/report.html
 """
 
+import fcntl
 import json
 import os
-import platform
 import secrets
 import shutil
 import tempfile
 import time
 import tomllib
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from loadtests.capacity_toml import to_toml
 from loadtests.contract import Contract, Profile
 from loadtests.contract_toml import load_contract
 from loadtests.documents import read_document
+from loadtests.environment import environment
 from loadtests.exports_text import junit, markdown
 from loadtests.faults import fault_of
 from loadtests.fields import InvalidContract
@@ -30,13 +30,11 @@ from loadtests.prompts import Counter, build_prompts, shared_prefixes
 from loadtests.raw_files import merge, read_run
 from loadtests.report import build_report, write_report
 from loadtests.schedule import build_schedule
-from loadtests.target import is_local
 from loadtests.verdict import Verdict, judge
 from tritonforge.errors import InvalidRequest
 from tritonforge.release import Release, file_digest
 
 __all__ = ["Run", "lint", "recompute", "report_of", "shortest"]
-PACKAGES = ("locust", "gevent", "grpcio", "tritonclient", "tokenizers", "protobuf")
 
 
 @dataclass
@@ -61,6 +59,7 @@ class Run:
     server_pid: int | None = None
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     server: dict[str, Any] = field(default_factory=dict)
+    _folder: int | None = None
 
     @classmethod
     def prepare(
@@ -122,7 +121,8 @@ class Run:
     def create_folder(self) -> None:
         """An empty run folder with a copy of the contract. An earlier run's records in it are removed, nothing else.
 
-        Raises InvalidRequest, with the earlier run still whole, when the folder cannot be written.
+        Raises InvalidRequest, with the earlier run still whole, when the folder cannot be written, or when another
+        campaign writes into it. It is this run's until `conclude`, or until the process ends.
         """
         try:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -132,11 +132,25 @@ class Run:
             raise InvalidRequest(
                 f"out must be a folder that can be written, got {self.out}: {error.strerror}"
             ) from None
+        self._take_folder()
         shutil.rmtree(self.out / "raw", ignore_errors=True)
         (self.out / "raw").mkdir(exist_ok=True)
         for name in ("raw.jsonl", "report.json", "report.html", "report.md", "junit.xml", "locust.log"):
             (self.out / name).unlink(missing_ok=True)
         self._copy_contract()
+
+    def _take_folder(self) -> None:
+        self._folder = os.open(self.out, os.O_RDONLY)
+        try:
+            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._leave_folder()
+            raise InvalidRequest(f"out must be a folder that no other campaign writes into, got {self.out}") from None
+
+    def _leave_folder(self) -> None:
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
 
     def _copy_contract(self) -> None:
         """The contract as OUT/contract.toml: verbatim, or with all that it refers to written into it."""
@@ -159,8 +173,9 @@ class Run:
             return
         sides = {"before": before, "after": after}
         self.server[profile] = {name: side["counters"] for name, side in sides.items()}
-        if any(side["gauges"] for side in sides.values()):
-            self.server[profile]["gauges"] = {name: side["gauges"] for name, side in sides.items()}
+        for fact in ("gauges", "release"):
+            if any(side[fact] for side in sides.values()):
+                self.server[profile][fact] = {name: side[fact] for name, side in sides.items()}
 
     def header(self, target: dict[str, Any]) -> dict[str, Any]:
         """The campaign line of raw.jsonl: what was measured, with what, and where.
@@ -186,8 +201,11 @@ class Run:
 
     def conclude(self, target: dict[str, Any]) -> Verdict:
         """Merge the shards of this run, judge them and write the reports."""
-        merge(self.out, self.header(target), self.profiles, self.server)
-        return recompute(self.out / "raw.jsonl", self.contract)
+        try:
+            merge(self.out, self.header(target), self.profiles, self.server)
+            return recompute(self.out / "raw.jsonl", self.contract)
+        finally:
+            self._leave_folder()
 
 
 def prompts_of(profile: Profile, salt: str, count: Counter) -> list[str]:
@@ -216,29 +234,3 @@ def recompute(raw: Path, contract: Contract) -> Verdict:
 def report_of(folder: Path) -> dict[str, Any]:
     """The report that was written into a run folder."""
     return json.loads((folder / "report.json").read_text(encoding="utf-8"))
-
-
-def environment(url: str) -> dict[str, Any]:
-    """The machine the client ran on. Facts for the reader; the verdict does not use them."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "client_same_host": is_local(url),
-        "packages": versions,
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -36,6 +36,10 @@ class Slot:
     cancel_after_tokens: int | None = None
     item: str = ""
 
+    @property
+    def is_cancelled(self) -> bool:
+        return self.cancel_after_ms is not None or self.cancel_after_tokens is not None
+
 
 @dataclass(frozen=True)
 class Window:

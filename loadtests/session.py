@@ -64,16 +64,17 @@ def run_of(options: Any, host: str | None, **fixed: str) -> Run:
 
 
 class Walker:
-    """Walks shard `shard` of `of`, from `start_at` (seconds of the wall clock) or at once."""
+    """Walks shard `shard` of `of`, from `start_ns` (of this process's perf_counter_ns) on, or at once."""
 
-    def __init__(self, environment: Environment, run: Run, *, shard: int = 0, of: int = 1, start_at: float = 0.0):
+    def __init__(self, environment: Environment, run: Run, *, shard: int = 0, of: int = 1, start_ns: int = 0):
         _ask_for_priority()
-        self._environment, self._start_at = environment, start_at
+        self._environment = environment
         self._profile = run.contract.profile(run.profiles[0])
         schedule = build_schedule(self._profile)
         slots = shard_of(schedule, shard, of)
         prompts = [run.prompts[self._profile.id][slot.index] for slot in slots]
         digests = {"schedule_sha256": schedule_sha256(schedule), "prompts_sha256": prompts_sha256(prompts)}
+        digests["contract_sha256"] = run.contract.sha256
         addresses = {"url": run.url, "http_url": run.http_url, "model": run.contract.target.model}
         self._sender = Sender(self._profile, run_id=run.run_id, **addresses)
         self._walk = Walk(
@@ -84,6 +85,7 @@ class Walker:
             fault=fault_of(self._profile, run.server_pid) if shard == 0 else None,
             writer=ShardWriter(shard_path(run.out, self._profile.id, shard), self._profile.id, shard, of, **digests),
             shard=shard,
+            start_ns=start_ns,
             on_record=self._fire,
         )
         self.schedule: list[Slot] = schedule
@@ -91,7 +93,6 @@ class Walker:
     def run(self) -> None:
         """Walk the shard to its end; an interrupted walk still writes its records."""
         with contextlib.closing(self._sender):
-            gevent.sleep(max(0.0, self._start_at - time.time()))
             progress = gevent.spawn(self._progress)
             try:
                 self._walk.run()

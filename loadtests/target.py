@@ -71,6 +71,13 @@ def _release_digest(stub: service_pb2_grpc.GRPCInferenceServiceStub, model: str,
     return answer.config.parameters["release_digest"].string_value or None
 
 
+def served_release(url: str, model: str, timeout_s: float = 10.0) -> str | None:
+    """The digest of the release that a server says it serves; None when it does not say, or does not answer."""
+    with open_channel(url) as channel, contextlib.suppress(grpc.RpcError):
+        return _release_digest(on_channel(channel), model, timeout_s)
+    return None
+
+
 def counters(url: str, model: str, timeout_s: float = 10.0) -> dict[str, int] | None:
     """How many requests of `model` the server says succeeded and failed so far; None when it does not say."""
     with open_channel(url) as channel:
@@ -87,7 +94,7 @@ def counters(url: str, model: str, timeout_s: float = 10.0) -> dict[str, int] | 
 
 
 def server_state(run: "Run") -> dict[str, Any] | None:
-    """Counters and gauges of a run's target at this moment; None when it offers no counters."""
+    """Counters, gauges and release of a run's target at this moment; None when it offers no counters."""
     from loadtests.faults import rss_bytes
 
     found = counters(run.url, run.contract.target.model)
@@ -99,7 +106,7 @@ def server_state(run: "Run") -> dict[str, Any] | None:
     if run.server_pid is not None:
         with contextlib.suppress(InvalidContract):  # a server that died under the load has no memory to tell
             gauges["rss_bytes"] = rss_bytes(run.server_pid)
-    return {"counters": found, "gauges": gauges}
+    return {"counters": found, "gauges": gauges, "release": served_release(run.url, run.contract.target.model)}
 
 
 def read_gauges(metrics_url: str, timeout_s: float = 10.0) -> dict[str, float]:

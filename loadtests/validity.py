@@ -9,14 +9,16 @@ from collections import Counter
 from loadtests import metrics
 from loadtests.account import counters_agree, one_model_version, statistics_agree
 from loadtests.carried_out import profile_was_carried_out
-from loadtests.checks import Check, equal, first_sent_ns, issued, limited
+from loadtests.checks import Check, first_sent_ns, issued, limited
 from loadtests.contract import Contract, Profile
+from loadtests.provenance import started_together
 from loadtests.records import CANCELLED, NOT_ISSUED, OK, ProfileRun, Record, ShardReport
 from loadtests.schedule import build_schedule, schedule_sha256
 
 EARLY_NS = 1_000_000
 SLOT_FIELDS = ("phase", "measured", "prompt_tokens", "output_tokens", "tenant", "item")
 IN_FLIGHT_SLACK = 0.5
+STILL_MAX = 0.01
 
 
 def check_profile(contract: Contract, profile: Profile, run: ProfileRun) -> tuple[Check, ...]:
@@ -24,6 +26,7 @@ def check_profile(contract: Contract, profile: Profile, run: ProfileRun) -> tupl
     checks = [
         _load_was_issued(run),
         _workers_all_reported(run),
+        started_together(run),
         _records_match_schedule(profile, run),
         _records_are_consistent(run),
         _guard_not_reached(profile, run),
@@ -31,26 +34,6 @@ def check_profile(contract: Contract, profile: Profile, run: ProfileRun) -> tupl
     of_client = (_sent_on_time, _client_had_cpu, _message_rate, _issued_ratio, _in_flight)
     checks += [check(contract, run) for check in (*of_client, counters_agree, one_model_version)]
     return (*checks, *profile_was_carried_out(profile, run), *statistics_agree(contract, profile, run))
-
-
-def check_identity(contract: Contract, header: dict) -> tuple[Check, ...]:
-    """Is what was measured what the contract speaks of? A fact that is expected but unknown is a mismatch.
-
-    The release's digest is what the server tells, which must be that of the folder given to the campaign, if one was.
-    A server that tells none is taken at the word of who gave the folder.
-    """
-    found, expect = header.get("identity", {}), contract.target.expect
-    checks = [equal("contract", contract.sha256, header.get("contract_sha256"))]
-    told, given = found.get("release_digest"), found.get("given_release_digest")
-    if told and given:
-        same = "" if told == given else f", the folder given holds {given}"
-        checks.append(Check("served_release", not same, f"the server serves {told}{same}"))
-    if expect.release_digest is not None:
-        name = "release_digest" if told else "release_digest of the folder given (the server tells none)"
-        checks.append(equal(name, expect.release_digest, told or given))
-    if expect.server_version is not None:
-        checks.append(equal("server_version", expect.server_version, found.get("server_version")))
-    return tuple(checks)
 
 
 def _load_was_issued(run: ProfileRun) -> Check:
@@ -97,6 +80,10 @@ def _records_match_schedule(profile: Profile, run: ProfileRun) -> Check:
         found = (record.scheduled_ns, *(getattr(record, name) for name in SLOT_FIELDS))
         if found != (slot.at_ns, *(getattr(slot, name) for name in SLOT_FIELDS)):
             return Check("schedule", False, f"request {record.index} is not the one its slot describes")
+        if record.cancel_ns is not None and not slot.is_cancelled:
+            return Check("schedule", False, f"request {record.index} was cancelled, its slot says nothing of it")
+        if len(record.attempts) >= (profile.retry.max_attempts if profile.retry else 1):
+            return Check("schedule", False, f"request {record.index} was sent more often than the profile retries")
     return Check("schedule", True, f"{len(slots)} slots, one record each, sha256 {wanted[:12]}")
 
 
@@ -136,17 +123,27 @@ def _guard_not_reached(profile: Profile, run: ProfileRun) -> Check:
 def _sent_on_time(contract: Contract, run: ProfileRun) -> Check:
     """Of a hundred requests one may be sent later than the limit; of fewer, one. (Its lateness counts as latency.)
 
-    Timers are many, so their p99 is judged as it is.
+    Timers are many, so their p99 is judged as it is. And a client that stood still for a while has few timers to tell
+    of it, but saw each answer late meanwhile: such times must not add up to more than STILL_MAX of the run.
     """
     limit_ms = contract.measurement.schedule_lag_p99_ms
     delays = [metrics.client_delay_ns(record) for record in issued(run) if record.measured]
     late = sum(delay > limit_ms * 1e6 for delay in delays)
     timers = (metrics.percentile_ns([lag for shard in run.shards for lag in shard.lag_ns], 0.99) or 0) / 1e6
-    good = late <= max(1, len(delays) // 100) and timers <= limit_ms
+    still = max((_share_still(shard, limit_ms) for shard in run.shards), default=0.0)
+    good = late <= max(1, len(delays) // 100) and timers <= limit_ms and still <= STILL_MAX
     text = (
-        f"{late} of {len(delays)} requests were sent over {limit_ms:g} ms late; timers woke up late by {timers:.3g} ms"
+        f"{late} of {len(delays)} requests were sent over {limit_ms:g} ms late; timers woke up late by {timers:.3g} ms "
+        f"at p99; the client stood still for over {limit_ms:g} ms in {still:.2%} of the time"
     )
-    return Check("lag", good, f"{text} at p99" + ("" if good else f", must be at most {limit_ms:g} ms"))
+    rule = f", must be at most {limit_ms:g} ms, and {STILL_MAX:.0%} of the time"
+    return Check("lag", good, text + ("" if good else rule))
+
+
+def _share_still(shard: ShardReport, limit_ms: float) -> float:
+    """The share of a worker's run in which its timers were late by more than the limit, all at a time."""
+    still = sum(lag for lag in shard.lag_ns if lag > limit_ms * 1e6)
+    return still / shard.wall_ns if shard.wall_ns > 0 else 0.0
 
 
 def _client_had_cpu(contract: Contract, run: ProfileRun) -> Check:
@@ -170,7 +167,7 @@ def _issued_ratio(contract: Contract, run: ProfileRun) -> Check:
 
 def mean_in_flight(shard: ShardReport) -> float | None:
     """Time-weighted mean of the live counter's samples; None with fewer than two."""
-    if len(shard.in_flight) < 2:
+    if len(shard.in_flight) < 2 or shard.in_flight[-1][0] <= shard.in_flight[0][0]:
         return None
     pairs = list(itertools.pairwise(shard.in_flight))
     area = sum((later[0] - earlier[0]) * earlier[1] for earlier, later in pairs)

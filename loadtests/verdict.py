@@ -12,8 +12,9 @@ from loadtests.contract import EVERY, Contract, Profile
 from loadtests.judges import judge_objective
 from loadtests.metrics import COUNT, FACT, METRICS
 from loadtests.outcomes import INVALID, LATE, MET, NOT_RUN, Result, in_scope, limit_of, outcome
+from loadtests.provenance import check_identity
 from loadtests.records import CampaignRun, ProfileRun
-from loadtests.validity import check_identity, check_profile
+from loadtests.validity import check_profile
 
 __all__ = ["INVALID", "LATE", "MET", "NOT_RUN", "Result", "in_scope", "judge", "limit_of", "outcome"]
 EXIT_CODES = {PASS: 0, FAIL: 1, INVALID: 3, INCONCLUSIVE: 4, NOT_RUN: 4}
@@ -50,7 +51,7 @@ class Verdict:
 
 def judge(contract: Contract, run: CampaignRun) -> Verdict:
     """Judge all profiles of a contract. A failure of a valid profile beats an invalid measurement of another one."""
-    identity = check_identity(contract, run.header)
+    identity = check_identity(contract, run)
     selected = run.header.get("profiles", [])
     runs = {part.profile: part for part in run.profiles}
     verdicts = []

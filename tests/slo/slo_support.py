@@ -109,7 +109,8 @@ def make_run(contract: Contract, change: Callable[[Record], Record] = lambda rec
     parts = []
     for profile in contract.profiles:
         slots = build_schedule(profile)
-        records = [change(good_record(slot)) for slot in slots]
+        good = (replace(good_record(slot), request_id=f"r-{profile.id}-{slot.index}") for slot in slots)
+        records = [change(record) for record in good]
         wall = slots[-1].at_ns + SECOND
         shard = ShardReport(
             shard=0,
@@ -125,7 +126,12 @@ def make_run(contract: Contract, change: Callable[[Record], Record] = lambda rec
         )
         counters = {"before": {"success": 7, "fail": 0}, "after": {"success": 7 + len(records), "fail": 0}}
         parts.append(ProfileRun(profile.id, (shard,), tuple(records), counters))
-    header = {"format": 1, "contract_sha256": contract.sha256, "profiles": [p.id for p in contract.profiles]}
+    header = {
+        "format": 1,
+        "run_id": "r",
+        "contract_sha256": contract.sha256,
+        "profiles": [p.id for p in contract.profiles],
+    }
     return CampaignRun(header, tuple(parts))
 
 

@@ -1,12 +1,17 @@
 """What the verdict's statistics promise: how often a service at its limit passes, over 2,000 simulated runs each."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
+from slo_support import change_part, failing, make_run
 
 from loadtests.binomial import FAIL, INCONCLUSIVE, PASS, at_most, decide, samples_needed
 from loadtests.bootstrap import block_rate, decide_interval, interval_of, mean_ratio, quantile_ratio
+from loadtests.contract_toml import parse_contract
+from loadtests.judges import judge_objective
+from loadtests.verdict import judge
 
 RUNS, CONFIDENCE = 2000, 0.95
 NOISE = 3 * (0.05 * 0.95 / RUNS) ** 0.5
@@ -112,6 +117,50 @@ def test_a_mean_at_its_limit_passes_in_at_most_one_run_of_twenty():
         for run, row in enumerate(attempts.tolist())
     )
     assert hits / RUNS <= 0.05 + NOISE
+
+
+RETRIED = {
+    "id": "o",
+    "metric": "attempts_per_request",
+    "le": 1.05,
+}
+
+
+@pytest.mark.parametrize("requests", [20, 40, 60])
+def test_a_mean_of_rare_events_at_its_limit_passes_in_at_most_one_run_of_twenty(document, requests):
+    """One of twenty requests is retried. A bootstrap that saw none draws none: of 20 requests, a third of all runs."""
+    profile = document["profiles"][0]
+    profile |= {"objectives": [RETRIED], "retry": {"max_attempts": 2}}
+    profile["arrivals"] = {"process": "batch", "seed": 1, "phases": [{"name": "b", "seconds": 1, "count": requests}]}
+    contract = parse_contract(document)
+    [run] = make_run(contract).profiles
+    [objective] = contract.profiles[0].objectives
+    probability, passed = np.random.default_rng(8).binomial(requests, 0.05, RUNS), {}
+    for retried in set(probability.tolist()):
+        records = [replace(r, attempts=((0, 0, "shed"),)) if r.index < retried else r for r in run.records]
+        result = judge_objective(contract, contract.profiles[0], objective, replace(run, records=tuple(records)))
+        passed[retried] = result.status == PASS
+    assert sum(passed[retried] for retried in probability.tolist()) / RUNS <= 0.05 + NOISE
+
+
+def test_few_values_decide_no_mean_and_no_comparison(document):
+    """Wrong: the one answer that told its cache hits would prove the ratio for all that failed."""
+    profile = document["profiles"][0]
+    profile["arrivals"]["phases"][0] |= {"rate": 60.0}
+    profile["objectives"] = [
+        {"id": "hits", "metric": "prefix_hit_ratio", "ge": 0.5},
+        {"id": "ratio", "metric": "ttft_against_phase", "quantile": 0.5, "le": 9, "against": "warmup"},
+    ]
+    contract = parse_contract(document)
+
+    def found(change):
+        run = make_run(contract, lambda r: replace(r, statistics={**r.statistics, "cached_tokens": r.prompt_tokens}))
+        records = tuple(map(change, run.profiles[0].records))
+        results = judge(contract, change_part(run, records=records)).profiles[0].results
+        return [result.status for result in results]
+
+    assert found(lambda r: r) == [PASS, PASS]
+    assert found(lambda r: r if r.index % 10 == 0 else failing(r)) == [INCONCLUSIVE, INCONCLUSIVE]
 
 
 def test_a_ratio_of_medians_at_its_limit_passes_in_at_most_one_run_of_ten():
