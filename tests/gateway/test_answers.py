@@ -1,6 +1,7 @@
 """What the decoder says as OpenAI's API says it, without a server. Wrong if a token or score were another answer's."""
 
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -152,3 +153,44 @@ def test_merged_answers_keep_their_order_and_one_failure_ends_all():
     with pytest.raises(ValueError, match="c"):
         asyncio.run(run(source("c", 1, fail=True), source("d", 10**6)))
     assert set(ended) == {"a", "b", "c", "d"}
+
+
+def test_merged_sources_are_closed_with_their_consumer():
+    """Wrong: the answers of a client that left would be read on while they are ended."""
+    ended = []
+
+    async def source(name):
+        try:
+            while True:
+                yield name
+                await asyncio.sleep(0)
+        finally:
+            ended.append(name)
+
+    async def run(*sources):
+        async with contextlib.aclosing(merge(sources)) as merged:
+            await anext(merged)
+        return list(ended)
+
+    assert sorted(asyncio.run(run(source("a"), source("b")))) == ["a", "b"]
+    ended.clear()
+    assert asyncio.run(run(source("a"))) == ["a"]
+
+
+def test_a_source_that_is_cancelled_from_within_ends_what_is_merged():
+    """Wrong: gRPC ends a call that its channel loses so, and the client would wait for ever."""
+
+    async def cancelled():
+        raise asyncio.CancelledError
+        yield
+
+    async def endless():
+        yield "one"
+        await asyncio.Event().wait()
+
+    async def run():
+        async with asyncio.timeout(30):
+            return [item async for item in merge([endless(), cancelled()])]
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())

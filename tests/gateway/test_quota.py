@@ -5,11 +5,15 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits.errors import StorageError
 
 from tritonforge.gateway.api.errors import ApiError
 from tritonforge.gateway.config import Tenant
+from tritonforge.gateway.lengths import reserved_tokens
 from tritonforge.gateway.limits.leases import MemoryLeases
 from tritonforge.gateway.limits.quota import Quota, open_storage
+from tritonforge.gateway.limits.taking import take
+from tritonforge.gateway.routing.backend import Prompt
 
 NOW = 1_800_000_000.0  # the start of a minute, and 08:00 of a day
 
@@ -170,3 +174,103 @@ def test_no_more_leases_than_the_limit_are_out_and_one_comes_back():
 
     got, again = asyncio.run(run())
     assert [bool(one) for one in got] == [True, True, False] and again
+
+
+class FailingStorage:
+    """A store that is away whenever `away` is set; what it raises then is `error`."""
+
+    def __init__(self) -> None:
+        self.inner = open_storage("memory")
+        self.away: set[str] = set()
+        self.error: Exception = ConnectionError("no route")
+
+    async def incr(self, counter, expiry, amount=1):
+        if any(name in counter for name in self.away):
+            raise StorageError(self.error)
+        return await self.inner.incr(counter, expiry, amount)
+
+
+BOTH = Tenant("acme", tokens_per_minute=100, tokens_per_day=1000)
+
+
+def with_failing(test):
+    async def run():
+        storage = FailingStorage()
+        quota = Quota(open_storage("memory"), lambda: NOW)
+        quota._storage = storage
+        return await test(quota, storage)
+
+    return asyncio.run(run())
+
+
+def test_a_store_that_goes_away_between_two_windows_leaves_nothing_taken_from_the_first():
+    async def test(quota, storage):
+        storage.away = {"per_day"}
+        with pytest.raises(ApiError) as told:
+            await quota.reserve(BOTH, 60)
+        assert told.value.status == 503
+        storage.away = set()
+        return await quota.reserve(BOTH, 100)
+
+    assert with_failing(test)
+
+
+def test_a_refund_waits_for_a_store_that_is_away():
+    async def test(quota, storage):
+        held = await quota.reserve(BOTH, 100)
+        storage.away = {"per_minute", "per_day"}
+        await quota.settle(held, 10)
+        with pytest.raises(ApiError) as told:
+            await quota.reserve(BOTH, 1)
+        assert told.value.status == 503
+        storage.away = set()
+        return await outcomes(quota.reserve(BOTH, 91), quota.reserve(BOTH, 90))
+
+    too_many, fits = with_failing(test)
+    assert too_many is False and fits
+
+
+def test_a_refund_that_may_have_been_written_is_not_written_twice():
+    class TimeoutError(Exception):
+        """What redis-py raises is called so."""
+
+    async def test(quota, storage):
+        held = await quota.reserve(BOTH, 100)
+        storage.error, storage.away = TimeoutError(), {"per_minute"}
+        await quota.settle(held, 10)
+        storage.away = set()
+        return await outcomes(quota.reserve(BOTH, 1))
+
+    assert with_failing(test) == [False]
+
+
+def test_who_is_cancelled_while_a_store_takes_keeps_nothing():
+    """Wrong: clients that leave at that moment would use up a tenant's tokens, or its seats."""
+
+    async def run():
+        begun, go, back = asyncio.Event(), asyncio.Event(), []
+
+        async def taking():
+            begun.set()
+            await go.wait()
+            return "seat"
+
+        async def give_back(taken):
+            back.append(taken)
+
+        task = asyncio.create_task(take(taking(), give_back))
+        await begun.wait()
+        task.cancel()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return back
+
+    assert asyncio.run(run()) == ["seat"]
+
+
+@given(st.integers(1, 300), st.integers(1, 4), st.one_of(st.none(), st.integers(1, 10**9)))
+def test_no_more_is_reserved_than_a_context_can_hold(prompt, n, most):
+    reserved = reserved_tokens(n, [Prompt((1,) * prompt)], [most], 256)
+    assert prompt <= reserved <= prompt + n * max(1, 256 - prompt)
+    assert most is None or reserved <= prompt + n * most

@@ -106,18 +106,20 @@ class GenerateEndpoint:
         if work.stream:
             await self._stream(exchange, sender, reply)
             return
-        async for gains in exchange.gains():
-            reply.info = exchange.info
-            reply.push(gains)
+        async with contextlib.aclosing(exchange.gains()) as found:
+            async for gains in found:
+                reply.info = exchange.info
+                reply.push(gains)
         await sender.send_json(200, reply.body(_usage(exchange)), exchange.headers)
 
     async def _stream(self, exchange: Exchange, sender: Sender, reply: Reply) -> None:
-        async for gains in exchange.gains():
-            reply.info = exchange.info
-            events = reply.chunks(gains)
-            if sender.status is None:
-                await sender.begin_stream(exchange.headers)
-            await sender.send_events(events)
+        async with contextlib.aclosing(exchange.gains()) as found:
+            async for gains in found:
+                reply.info = exchange.info
+                events = reply.chunks(gains)
+                if sender.status is None:
+                    await sender.begin_stream(exchange.headers)
+                await sender.send_events(events)
         if reply.work.include_usage:
             await sender.send_events([reply.usage_chunk(_usage(exchange))])
         await sender.end_stream(done=True)

@@ -4,9 +4,11 @@ An endpoint makes one, calls admit, begin and gains in this order, and close wha
 """
 
 import asyncio
+import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +16,12 @@ from tritonforge.errors import TritonForgeError
 from tritonforge.gateway.accounting.records import Content, Record, tell
 from tritonforge.gateway.accounting.trace import Trace
 from tritonforge.gateway.answers import Gain, gains_of
-from tritonforge.gateway.api.errors import ApiError, invalid, of_model_error
+from tritonforge.gateway.api.errors import ApiError, invalid, of_model_error, unauthorized
 from tritonforge.gateway.config import Tenant
 from tritonforge.gateway.edge import Edge
+from tritonforge.gateway.lengths import max_tokens, reserved_tokens
 from tritonforge.gateway.limits.quota import Reservation
+from tritonforge.gateway.limits.taking import take
 from tritonforge.gateway.merge import merge
 from tritonforge.gateway.progress import Progress
 from tritonforge.gateway.routing.backend import Prompt
@@ -26,6 +30,8 @@ from tritonforge.gateway.routing.router import Caller, Route
 from tritonforge.gateway.runs import Run
 from tritonforge.gateway.work import PromptSource, Work
 from tritonforge.options import PRIORITIES
+
+log = logging.getLogger(__name__)
 
 PRIORITY_HEADER, LOW = "x-tritonforge-priority", "low"
 """A request that may wait for all others says so, whatever its tenant's class is."""
@@ -73,20 +79,14 @@ class Exchange:
         key = self.edge.keys.find(text.strip()) if scheme.lower() == "bearer" else None
         if key is None:
             self.edge.metrics.denied(self.endpoint)
-            raise ApiError(
-                401,
-                "Incorrect API key provided." if text else "You didn't provide an API key: send it as a Bearer token.",
-                "invalid_api_key",
-                type="authentication_error",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            raise unauthorized(given=bool(text))
         self.key_id, self.tenant = key.id, self.edge.config.tenant(key.tenant)
 
     async def admit(self) -> None:
         """Take a seat and count the request. Raises ApiError 429."""
         limit = self.tenant.concurrent_requests
         if limit is not None:
-            self._lease = await self.edge.leases.acquire(self.tenant.name, limit)
+            self._lease = await take(self.edge.leases.acquire(self.tenant.name, limit), self._release)
             if self._lease is None:
                 message = f"Rate limit reached: concurrent_requests is {limit}."
                 raise ApiError(429, message, "rate_limit_exceeded", type="requests", headers={"Retry-After": "1"})
@@ -121,6 +121,7 @@ class Exchange:
 
     async def begin(self, work: Work, route: Route) -> None:
         """Tokenize, and reserve the tokens that the answers may need. Raises ApiError."""
+        self.work = replace(work, prompts=())  # for the record of a request that a hook refuses
         for hook in self.edge.hooks:
             work = await hook.on_work(work, self.tenant, self._progress.note)
         self.work = work
@@ -134,9 +135,10 @@ class Exchange:
             prompts = await asyncio.gather(*(self.tokenize(source, route) for source in work.prompts))
         except TritonForgeError as error:
             raise of_model_error(error) from None
-        limits = [_max_tokens(work, prompt, route.info.max_model_len) for prompt in prompts]
-        needed = sum(len(prompt.token_ids) + work.n * (most or 0) for prompt, most in zip(prompts, limits, strict=True))
-        self._reservation = await self.edge.quota.reserve(self.tenant, needed)
+        limits = [max_tokens(work, prompt, route.info.max_model_len) for prompt in prompts]
+        needed = reserved_tokens(work.n, prompts, limits, route.info.max_model_len)
+        quota = self.edge.quota
+        self._reservation = await take(quota.reserve(self.tenant, needed), lambda taken: quota.settle(taken, 0))
         self.headers |= self._reservation.headers
         for index, (prompt, most) in enumerate(zip(prompts, limits, strict=True)):
             options = dict(work.options) | ({} if most is None else {"max_tokens": most})
@@ -149,18 +151,19 @@ class Exchange:
             return Prompt(source.token_ids)
         return await route.backend.tokenize(source.text, source.options)
 
-    async def gains(self) -> AsyncIterator[list[Gain]]:
-        """What the answers gain, as it comes. Raises ApiError."""
+    async def gains(self) -> AsyncGenerator[list[Gain], None]:
+        """What the answers gain, as it comes. Raises ApiError. Close it: runs must not be read while they are ended."""
         try:
-            async for run, chunk in merge([run.chunks() for run in self._runs]):
-                self._running = run
-                self._tell_who_answers()
-                found = [
-                    await self._progress.see(run, replace(gain, index=gain.index + run.offset))
-                    for gain in gains_of(chunk)
-                ]
-                if gains := [gain for gain in found if gain is not None]:
-                    yield gains
+            async with aclosing(merge([run.chunks() for run in self._runs])) as chunks:
+                async for run, chunk in chunks:
+                    self._running = run
+                    self._tell_who_answers()
+                    found = [
+                        await self._progress.see(run, replace(gain, index=gain.index + run.offset))
+                        for gain in gains_of(chunk)
+                    ]
+                    if gains := [gain for gain in found if gain is not None]:
+                        yield gains
         except TritonForgeError as error:
             raise of_model_error(error) from None
 
@@ -175,22 +178,27 @@ class Exchange:
 
     def end_for(self, outcome: str) -> None:
         """See Revocable: also what an endpoint calls when the client is gone."""
-        if self.outcome is None and self.task is not None:
+        if self.outcome is None and self.task is not None and self.task.cancel():  # False: it had ended before
             self.outcome = outcome
-            self.task.cancel()
 
     async def close(self, status: int, error: ApiError | None) -> None:
         """Free all that the request holds, charge what it used, and tell the observers. Call it once."""
         self.edge.open.discard(self)
-        try:
-            await asyncio.gather(*(run.abandon() for run in self._runs))
-            await self.edge.quota.settle(
-                self._reservation, self.usage("prompt_tokens") + self.usage("completion_tokens")
-            )
-        finally:
-            if self._lease is not None:
-                await self.edge.leases.release(self.tenant.name, self._lease)
-            tell(self.edge.observers, self._record(status, error))
+        async with AsyncExitStack() as rest:  # the last one first, and each whatever becomes of those before it
+            rest.callback(lambda: tell(self.edge.observers, self._record(status, error)))
+            rest.push_async_callback(self._release, self._lease)
+            rest.push_async_callback(self._settle)
+            failures = await asyncio.gather(*(run.abandon() for run in self._runs), return_exceptions=True)
+            for failure in (one for one in failures if isinstance(one, Exception)):
+                log.error("an answer to request %s could not be ended", self.request_id, exc_info=failure)
+
+    async def _settle(self) -> None:
+        used = self.usage("prompt_tokens") + self.usage("completion_tokens")
+        await self.edge.quota.settle(self._reservation, used)
+
+    async def _release(self, lease: str | None) -> None:
+        if lease is not None:
+            await self.edge.leases.release(self.tenant.name, lease)
 
     def _record(self, status: int, error: ApiError | None) -> Record:
         outcome = self.outcome or ("ok" if error is None else "failed" if error.status >= 500 else "refused")
@@ -233,16 +241,6 @@ def _who(served: Served | None) -> dict[str, Any]:
         return {}
     names = {name: getattr(served, name) for name in ("replica", "version", "fallback", "tries")}
     return {"served_model": served.info.name} | names
-
-
-def _max_tokens(work: Work, prompt: Prompt, max_model_len: int | None) -> int | None:
-    """Tokens that each answer may have; None lets the decoder decide, where the context's length is not known.
-
-    Nothing is cut here: too many are refused by the decoder, with its rule.
-    """
-    if work.max_tokens is not None or max_model_len is None:
-        return work.max_tokens
-    return max(1, max_model_len - len(prompt.token_ids))
 
 
 def _printable(text: str) -> str:

@@ -1,45 +1,37 @@
-"""Several asynchronous iterators as one. The exchange merges the answers to several prompts with it."""
+"""Several asynchronous generators as one. The exchange merges the answers to several prompts with it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 Item = TypeVar("Item")
-_END = object()
 
 
-async def merge(sources: Sequence[AsyncIterator[Item]]) -> AsyncIterator[Item]:
+async def merge(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
     """The items of all `sources` as they come, in order within a source; an exception of one ends all.
 
-    A source waits until its item was taken, so nothing gathers.
+    A source waits until its item was taken, so nothing gathers. All are closed when this is.
     """
     if len(sources) == 1:
-        async for item in sources[0]:
-            yield item
-        return
-    queue: asyncio.Queue = asyncio.Queue(maxsize=1)
-    tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
-    try:
-        left = len(tasks)
-        while left:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is _END:
-                left -= 1
-            else:
+        async with aclosing(sources[0]) as source:
+            async for item in source:
                 yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _pump(source: AsyncIterator[Item], queue: asyncio.Queue) -> None:
+        return
+    reading = {asyncio.ensure_future(anext(source)): source for source in sources}
     try:
-        async for item in source:
-            await queue.put(item)
-    except Exception as error:
-        await queue.put(error)
-    else:
-        await queue.put(_END)
+        while reading:
+            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                source = reading.pop(task)
+                try:
+                    item = task.result()
+                except StopAsyncIteration:
+                    continue
+                yield item
+                reading[asyncio.ensure_future(anext(source))] = source
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+        await asyncio.gather(*(source.aclose() for source in sources), return_exceptions=True)

@@ -1,6 +1,6 @@
 """One prompt's way through the backend. The exchange makes one for each prompt of its request."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from tritonforge.client import Chunk
 from tritonforge.gateway.routing.backend import Generation, Prompt
@@ -17,7 +17,7 @@ class Run:
         self.complete = False
         """Nobody wants the rest: a filter has ended all its answers."""
 
-    async def chunks(self) -> AsyncIterator[tuple["Run", Chunk]]:
+    async def chunks(self) -> AsyncGenerator[tuple["Run", Chunk], None]:
         """The backend's chunks."""
         async for chunk in self.generation.chunks():
             self.answered = True

@@ -71,6 +71,13 @@ def internal() -> ApiError:
     return ApiError(500, "The server had an error while processing the request.", "internal_error", type="server_error")
 
 
+def unauthorized(*, given: bool) -> ApiError:
+    """401: `given` says whether there was a key at all."""
+    message = "Incorrect API key provided." if given else "You didn't provide an API key: send it as a Bearer token."
+    told = {"WWW-Authenticate": "Bearer"}
+    return ApiError(401, message, "invalid_api_key", type="authentication_error", headers=told)
+
+
 def revoked() -> ApiError:
     """401: the key was revoked while its request was answered."""
     return ApiError(401, "The API key was revoked.", "invalid_api_key", type="authentication_error")

@@ -1,28 +1,39 @@
 """How many requests of a tenant are answered at once, in this process or over all gateways of one Redis.
 
 A lease in Redis ends by itself when its gateway dies: it is a member of a sorted set, scored with the time at which it
-runs out, and a living gateway renews it.
+runs out, and a living gateway renews it. The time is that of Redis, whatever the gateways' clocks say.
 """
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections import Counter
 from typing import Protocol
 
 from tritonforge.gateway.api.errors import unavailable
+from tritonforge.gateway.limits.redis_options import redis_options
 
-LEASE_S = 30.0
+LEASE_S = 30
 RENEW_S = 10.0
 
-_ACQUIRE = """
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
+_NOW = "local now = tonumber(redis.call('TIME')[1])\n"
+_ACQUIRE = (
+    _NOW
+    + """
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[3]) then return 0 end
-redis.call('ZADD', KEYS[1], ARGV[2], ARGV[4])
-redis.call('EXPIRE', KEYS[1], 3600)
+redis.call('ZADD', KEYS[1], now + tonumber(ARGV[1]), ARGV[2])
+redis.call('EXPIRE', KEYS[1], 2 * tonumber(ARGV[1]))
 return 1
 """
+)
+_RENEW = (
+    _NOW
+    + """
+redis.call('ZADD', KEYS[1], now + tonumber(ARGV[1]), ARGV[2])
+redis.call('EXPIRE', KEYS[1], 2 * tonumber(ARGV[1]))
+"""
+)
 
 
 class Leases(Protocol):
@@ -67,17 +78,18 @@ class RedisLeases:
     def __init__(self, url: str) -> None:
         from redis import asyncio as redis
 
-        self._redis = redis.from_url(url)
+        self._redis = redis.from_url(url, **redis_options())
         self._errors = redis.RedisError
         self._acquire = self._redis.register_script(_ACQUIRE)
+        self._renewal = self._redis.register_script(_RENEW)
         self._held: dict[str, str] = {}
         self._renewing = asyncio.create_task(self._renew())
 
     async def acquire(self, tenant: str, limit: int) -> str | None:
         """See Leases."""
-        lease, now = uuid.uuid4().hex, time.time()
+        lease = uuid.uuid4().hex
         try:
-            got = await self._acquire(keys=[_key(tenant)], args=[now, now + LEASE_S, limit, lease])
+            got = await self._acquire(keys=[_key(tenant)], args=[LEASE_S, lease, limit])
         except self._errors:
             raise unavailable("The store of the quotas cannot be reached.") from None
         if not got:
@@ -99,10 +111,16 @@ class RedisLeases:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            ends = time.time() + LEASE_S
-            for lease, tenant in tuple(self._held.items()):
-                with contextlib.suppress(self._errors):
-                    await self._redis.zadd(_key(tenant), {lease: ends}, xx=True)
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Keep what is held, also what Redis has lost meanwhile; one that was released while it was renewed is not."""
+        for lease, tenant in tuple(self._held.items()):
+            with contextlib.suppress(self._errors):
+                if lease in self._held:
+                    await self._renewal(keys=[_key(tenant)], args=[LEASE_S, lease])
+                if lease not in self._held:
+                    await self._redis.zrem(_key(tenant), lease)
 
 
 def _key(tenant: str) -> str:

@@ -5,6 +5,7 @@ Counters are kept by the `limits` library, in memory or in a Redis that several 
 a reservation is added first and taken back when it was too much.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from limits.storage import storage_from_string
 
 from tritonforge.gateway.api.errors import ApiError, unavailable
 from tritonforge.gateway.config import Tenant
+from tritonforge.gateway.limits.redis_options import redis_options
 
 MINUTE_S, DAY_S = 60, 86_400
 _STORE_AWAY = "The store of the quotas cannot be reached."
@@ -36,7 +38,9 @@ def open_storage(url: str) -> Storage:
     """The store of `url`, `memory` or redis://...; nothing is connected yet."""
     if url == "memory":
         return MemoryStorage(wrap_exceptions=True)
-    return storage_from_string(f"async+{url}", wrap_exceptions=True, implementation="redispy", key_prefix="tritonforge")
+    return storage_from_string(
+        f"async+{url}", wrap_exceptions=True, implementation="redispy", key_prefix="tritonforge", **redis_options()
+    )
 
 
 class Quota:
@@ -46,6 +50,8 @@ class Quota:
         self._storage = storage
         self._requests = MovingWindowRateLimiter(storage)
         self._clock = clock
+        self._owed: list[tuple[str, int, int]] = []
+        """Refunds that could not be written: counter, its seconds, tokens."""
 
     async def count_request(self, tenant: Tenant) -> dict[str, str]:
         """Count one request; the headers that tell what is left. Raises ApiError 429 when there were too many in 60 s.
@@ -69,8 +75,18 @@ class Quota:
 
     async def reserve(self, tenant: Tenant, tokens: int) -> Reservation:
         """Take `tokens` from the tenant's minute and day. Raises ApiError 429 when a window has not so many left."""
-        now = self._clock()
         taken: dict[str, int] = {}
+        try:
+            while self._owed:
+                await self._refund(*self._owed.pop())
+            return await self._reserve(tenant, tokens, taken)
+        except ApiError:
+            await self._give_back(taken, tokens)
+            raise
+
+    async def _reserve(self, tenant: Tenant, tokens: int, taken: dict[str, int]) -> Reservation:
+        """`taken` gets each counter that was taken from, also when a later one refuses."""
+        now = self._clock()
         headers: dict[str, str] = {}
         windows = (("tokens_per_minute", MINUTE_S), ("tokens_per_day", DAY_S))
         for name, seconds in windows:
@@ -82,19 +98,31 @@ class Quota:
             taken[counter] = seconds
             told = _headers("tokens", limit, limit - total, left_s)
             if total > limit:
-                await self._give_back(taken, tokens)
                 told = _headers("tokens", limit, limit - total + tokens, left_s)
                 raise _exceeded("tokens", f"{name} is {limit}, the request may need {tokens}", left_s, told)
             headers = headers or told
         return Reservation(tokens, taken, headers)
 
     async def settle(self, reservation: Reservation, used: int) -> None:
-        """Replace the reserved tokens by those that were really used, in the windows that they were taken from."""
+        """Replace the reserved tokens by those that were really used, in the windows that they were taken from.
+
+        While the store is away, the difference is owed: it is written before the next reservation.
+        """
         await self._give_back(reservation.counters, reservation.tokens - used)
 
     async def _give_back(self, counters: dict[str, int], tokens: int) -> None:
         for counter, seconds in counters.items() if tokens else ():
-            await self._add(counter, seconds, -tokens)
+            with contextlib.suppress(ApiError):
+                await self._refund(counter, seconds, tokens)
+
+    async def _refund(self, counter: str, seconds: int, tokens: int) -> None:
+        """Raises ApiError when the store is away. The refund is owed then, unless it may have been written already."""
+        try:
+            await self._storage.incr(counter, 2 * seconds, -tokens)
+        except StorageError as error:
+            if type(error.storage_error).__name__ != "TimeoutError":
+                self._owed.append((counter, seconds, tokens))
+            raise unavailable(_STORE_AWAY) from None
 
     async def _add(self, counter: str, seconds: int, tokens: int) -> int:
         """The counter's new value. It is named after its window, so a late refund never reaches the next one."""
