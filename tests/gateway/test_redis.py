@@ -131,3 +131,43 @@ def test_a_redis_that_is_away_refuses_and_lets_nobody_pass():
         return told.value.status
 
     assert asyncio.run(run()) == 503
+
+
+def test_a_seat_that_redis_has_lost_is_kept_and_one_that_was_released_is_not(redis_url):
+    """Wrong: after a restart of Redis a tenant would get its seats twice."""
+    tenant = f"lost-{time.time_ns()}"
+
+    async def run():
+        leases, other = open_leases(redis_url), open_leases(redis_url)
+        lease, released = await leases.acquire(tenant, 2), await leases.acquire(tenant, 2)
+        await leases.release(tenant, released)
+        await leases._redis.delete(f"tritonforge:leases:{tenant}")
+        await leases.renew()
+        assert await leases._redis.ttl(f"tritonforge:leases:{tenant}") > 0
+        assert await other.acquire(tenant, 1) is None
+        await leases.release(tenant, lease)
+        assert await other.acquire(tenant, 1)
+        await leases.close()
+        await other.close()
+
+    asyncio.run(run())
+
+
+def test_a_redis_that_hangs_is_away():
+    """It takes connections and answers nothing. Wrong: all requests would wait for it."""
+
+    async def run():
+        async def nothing(reader, writer):
+            await reader.read(1)
+            await asyncio.Event().wait()
+
+        server = await asyncio.start_server(nothing, "127.0.0.1", 0)
+        url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        quota, leases = Quota(open_storage(url), lambda: NOW), open_leases(url)
+        for call in (quota.reserve(Tenant("acme", tokens_per_day=5), 1), leases.acquire("acme", 1)):
+            with pytest.raises(ApiError) as told:
+                await asyncio.wait_for(call, 60)
+            assert told.value.status == 503
+        await leases.close()
+
+    asyncio.run(run())
