@@ -14,7 +14,7 @@ import pytest
 from tests.gateway.serving import MODEL, serve_gateway
 from tests.gateway.stand_ins import text_of, tritons
 from tritonforge.errors import InvalidRequest, SetupError
-from tritonforge.gateway.batch.files import Results, line_of, read_entries
+from tritonforge.gateway.batch.files import Results, body_of, line_of, read_entries
 from tritonforge.gateway.batch.run import MOST_TOLD_WAIT_S, wait_s
 from tritonforge.options import PRIORITIES
 
@@ -99,7 +99,7 @@ def test_a_batch_killed_in_its_midst_and_resumed_answers_each_request_once(stand
     assert finish(start(gateway, tmp_path, *flags))[0] == 0 and len(a.began) == began
 
 
-@pytest.mark.parametrize("line", [b"[]\n", b'{"custom_id": ["a"]}\n', b"nonsense\n"])
+@pytest.mark.parametrize("line", [b"[]\n", b'{"custom_id": ["a"], "id": "x"}\n', b"nonsense\n"])
 def test_a_file_that_is_no_output_of_a_batch_is_not_written_to(tmp_path, line):
     """Wrong: a mistyped path would lose somebody's file, or end in a traceback."""
     path = tmp_path / "out.jsonl"
@@ -199,7 +199,8 @@ def test_files_that_are_of_something_else_or_of_another_process_are_not_written(
     with pytest.raises(InvalidRequest, match="no line of a batch"):
         Results(out, errors)
     assert out.read_text() == "a letter to my mother\n"
-    out.write_bytes(line_of("x", {}, None) * 2)
+    (entry,) = read_entries(write(tmp_path / "in.jsonl", [request(1)]))
+    out.write_bytes(line_of(entry, {}, None) * 2)
     with pytest.raises(InvalidRequest, match="already"):
         Results(out, errors)
     out.unlink()
@@ -207,6 +208,59 @@ def test_files_that_are_of_something_else_or_of_another_process_are_not_written(
     with pytest.raises(SetupError, match="another batch"):
         Results(out, errors)
     first.close()
+
+
+def test_a_request_that_was_changed_since_its_answer_is_named_and_nothing_is_sent(standing_in, tmp_path):
+    """Wrong: a resumed batch would keep the answer to another question under the same custom_id."""
+    gateway, a = standing_in
+    asked = [request(1), request(2), request(3, temperature=9)]
+    write(tmp_path / "in.jsonl", asked)
+    assert finish(start(gateway, tmp_path))[0] == 1
+    before, began = (tmp_path / "out.jsonl").read_bytes(), len(a.began)
+    asked[1]["body"]["messages"][0]["content"] = "another question"
+    write(tmp_path / "in.jsonl", asked)
+    code, told = finish(start(gateway, tmp_path))
+    assert code == 1 and "another request 'id-2'" in told and "choose another file" in told
+    asked[1] = request(2)
+    del asked[2]["body"]["temperature"]
+    write(tmp_path / "in.jsonl", asked)
+    code, told = finish(start(gateway, tmp_path))
+    assert code == 1 and "'id-3'" in told and "--retry-errors" in told
+    assert (tmp_path / "out.jsonl").read_bytes() == before and len(a.began) == began
+    lines = [json.dumps(dict(reversed(one.items())), indent=None) for one in asked]
+    (tmp_path / "in.jsonl").write_text("\n\n".join(lines))  # the same requests, written in another way
+    assert finish(start(gateway, tmp_path, "--retry-errors"))[0] == 0 and len(a.began) == began + 1
+
+
+def test_a_file_that_is_changed_while_its_batch_runs_is_noticed(tmp_path):
+    path = write(tmp_path / "in.jsonl", [request(1), request(2)])
+    entries = read_entries(path)
+    assert body_of(path, entries[1]) == request(2)["body"]
+    write(path, [request(1), request(3)])
+    for _ in range(2):
+        with pytest.raises(SetupError, match="was changed while the batch ran, see 'id-2'"):
+            body_of(path, entries[1])
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("key", ["sk-abc\n", "sk abc"])
+def test_a_key_that_no_header_carries_is_refused_and_told_nowhere(standing_in, tmp_path, key):
+    """Wrong: HTTP's own error about it has the key, and would be kept in the file of errors."""
+    gateway, _ = standing_in
+    write(tmp_path / "in.jsonl", [request(1)])
+    gateway.keys = {"open": key}
+    code, told = finish(start(gateway, tmp_path))
+    assert code == 1 and "TRITONFORGE_API_KEY" in told and "sk" not in told.replace("TRITONFORGE_API_KEY", "")
+    assert not (tmp_path / "out.errors.jsonl").exists()
+
+
+def test_an_address_without_its_scheme_is_refused_before_each_request_fails(standing_in, tmp_path):
+    gateway, _ = standing_in
+    write(tmp_path / "in.jsonl", [request(1)])
+    gateway.url, url = gateway.url.removeprefix("http://"), gateway.url
+    code, told = finish(start(gateway, tmp_path))
+    gateway.url = url
+    assert code == 1 and "--url must begin with http" in told and not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from datetime import date
 
@@ -19,6 +20,7 @@ from tests.gateway.serving import serve_gateway
 from tests.gateway.stand_ins import TOKENS, text_of, tritons
 from tests.gateway.test_routing import ask
 from tritonforge.errors import NotFound, SetupError
+from tritonforge.gateway.accounting import background
 from tritonforge.gateway.accounting.audit import AuditFiles
 from tritonforge.gateway.accounting.background import Background
 from tritonforge.gateway.accounting.config import Price
@@ -164,22 +166,104 @@ def test_content_that_no_encoding_has_is_kept_and_does_not_stop_the_audit(tmp_pa
     assert "日本" in (tmp_path / "audit-2027-01-15.jsonl").read_text(encoding="utf-8", errors="replace")
 
 
-def test_records_that_cannot_be_written_are_counted_and_the_next_ones_are_written():
-    lost, written, fails = [], [], [True]
+def test_records_wait_while_a_disk_is_full_and_none_is_lost(monkeypatch):
+    """Wrong: a file system that is full for a minute, or a locked SQLite file, would cost records of a tenant's bill."""
+    monkeypatch.setattr(background, "FIRST_WAIT_S", 0.01)
+    lost, written, tried = [], [], threading.Semaphore(0)
+    errors = [OSError(28, "No space left on device"), sqlite3.OperationalError("database is locked")]
 
     def write(items):
-        if fails.pop():
-            raise OSError("disk full")
+        tried.release()
+        if items and errors:
+            raise errors.pop()
         written.extend(items)
 
     writer = Background("audit", write, lost.append)
-    fails.insert(0, False)
     writer.put(1)
-    while not lost:
-        pass
+    assert tried.acquire(timeout=60)
+    writer.put(2)
+    for _ in range(2):
+        assert tried.acquire(timeout=60)
+    writer.close()
+    writer.close()
+    assert (lost, written) == ([], [1, 2])
+
+
+def test_a_record_that_can_never_be_written_is_lost_alone():
+    lost, written, go = [], [], threading.Event()
+
+    def write(items):
+        assert go.wait(60)
+        if "odd" in items:
+            raise ValueError("no integer of SQLite is so large")
+        written.extend(items)
+
+    writer = Background("usage", write, lost.append)
+    for item in ("first", "second", "odd", "last"):
+        writer.put(item)
+    go.set()
+    writer.close()
+    assert (sum(lost), written) == (1, ["first", "second", "last"])
+
+
+def test_a_disk_that_takes_nothing_holds_up_the_end_for_a_bounded_time_and_every_record_is_counted(monkeypatch):
+    monkeypatch.setattr(background, "CLOSE_S", 0.5)
+    lost, refused = [], threading.Event()
+
+    def write(items):
+        refused.set()
+        raise OSError("no such device")
+
+    writer = Background("audit", write, lost.append)
+    writer.put(1)
+    assert refused.wait(60)
     writer.put(2)
     writer.close()
-    assert (lost, written) == ([1], [2])
+    writer.put(3)
+    assert sum(lost) == 3
+
+
+def test_half_a_line_of_a_full_disk_or_a_killed_process_spoils_no_other(tmp_path, monkeypatch):
+    files = AuditFiles(tmp_path, 10_000)
+    today, tomorrow = RECORD, replace(RECORD, started=NOON + 86_400)
+    files.write([today])
+    whole = files.path_of(date(2027, 1, 15)).read_bytes()
+    write, calls = os.write, []
+
+    def full(file, content):
+        calls.append(content)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return write(file, content[: len(content) // 2] if len(calls) == 2 else content)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        files.write([today, tomorrow])
+    assert len(calls) == 3
+    monkeypatch.undo()
+    assert files.path_of(date(2027, 1, 15)).read_bytes() == whole
+    assert files.path_of(date(2027, 1, 16)).read_bytes() == b""
+    with open(files.path_of(date(2027, 1, 15)), "ab") as file:
+        file.write(b'{"time": "half of a li')
+    files.write([today])
+    lines = files.path_of(date(2027, 1, 15)).read_bytes().splitlines()
+    assert [json.loads(line)["request_id"] for line in (lines[0], lines[2])] == ["req_1", "req_1"]
+
+
+def test_an_old_file_that_cannot_be_removed_costs_no_record(tmp_path):
+    files = AuditFiles(tmp_path, 1)
+    (tmp_path / "audit-2020-01-01.jsonl").mkdir()
+    files._expired_on = None
+    files.write([RECORD])
+    assert files.path_of(date(2027, 1, 15)).read_text().count("\n") == 1
+
+
+def test_what_is_too_old_is_removed_where_nobody_asks_any_more(monkeypatch):
+    monkeypatch.setattr(background, "IDLE_S", 0.01)
+    called = threading.Semaphore(0)
+    writer = Background("audit", lambda items: called.release(), lambda count: None)
+    assert called.acquire(timeout=60) and called.acquire(timeout=60)
+    writer.close()
 
 
 def test_usage_adds_up_over_writers_and_its_cost_is_exact(tmp_path):

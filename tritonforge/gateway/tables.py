@@ -1,10 +1,11 @@
 """Reads tables of a parsed TOML into frozen dataclasses, strictly. The parts of gateway.toml use it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from tritonforge.errors import InvalidRequest
+from tritonforge.errors import InvalidRequest, SetupError
 
 Made = TypeVar("Made")
 
@@ -41,6 +42,18 @@ def check_number(where: str, name: str, value: Any, *, least: float = 0.0, optio
         return
     if type(value) not in (int, float) or not least < value < float("inf"):
         raise InvalidRequest(f"{name} of {where} must be a number above {least:g}, got {value!r}")
+
+
+def secret_of(where: str, variable: str) -> str:
+    """The secret in an environment variable. Raises SetupError, which never tells it, for one that no header may carry:
+    the libraries below us would tell it in their own errors.
+    """
+    secret = os.environ.get(variable)
+    if not secret:
+        raise SetupError(f"{where} in the variable {variable}; set it")
+    if not (secret.isascii() and secret.isprintable() and " " not in secret):
+        raise SetupError(f"{where} in the variable {variable}, in ASCII, without spaces or line ends; correct it")
+    return secret
 
 
 def check_names(where: str, name: str, value: Any) -> None:

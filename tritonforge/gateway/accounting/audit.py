@@ -3,15 +3,20 @@
 It has sizes, durations and outcome; what was said only of a tenant that wants it (audit_content), after the filters.
 """
 
+import contextlib
+import fcntl
 import json
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from tritonforge.gateway.accounting.records import Record
+
+log = logging.getLogger(__name__)
 
 
 def line_of(record: Record) -> dict[str, Any]:
@@ -38,15 +43,24 @@ class AuditFiles:
             raise PermissionError(f"{folder} cannot be written")
 
     def write(self, records: Iterable[Record]) -> None:
-        """Append each record to the file of the day on which it began; remove files that are too old."""
+        """Append each record to the file of the day on which it began; remove files that are too old.
+
+        All records or, with an OSError, none: no half line of a full disk stays.
+        """
         lines: dict[date, list[str]] = {}
         for record in records:
             day = datetime.fromtimestamp(record.started, UTC).date()
             lines.setdefault(day, []).append(json.dumps(line_of(record), ensure_ascii=False) + "\n")
-        for day, found in lines.items():
-            handle = os.open(self.path_of(day), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with os.fdopen(handle, "a", encoding="utf-8", errors="surrogatepass") as file:
-                file.write("".join(found))
+        with contextlib.ExitStack() as stack:
+            files = [(stack.enter_context(_appending(self.path_of(day))), found) for day, found in lines.items()]
+            sizes = [os.fstat(file).st_size for file, _ in files]
+            try:
+                for file, found in files:
+                    _append(file, "".join(found).encode("utf-8", "surrogatepass"))
+            except OSError:
+                for (file, _), size in zip(files, sizes, strict=True):
+                    os.ftruncate(file, size)
+                raise
         self.expire(datetime.now(UTC).date())
 
     def path_of(self, day: date) -> Path:
@@ -64,4 +78,27 @@ class AuditFiles:
             except ValueError:
                 continue
             if today - day > self._retention:
-                path.unlink(missing_ok=True)
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:  # what was written stays written
+                    log.error("%s of the audit is too old and cannot be removed: %s", path, error)
+
+
+@contextlib.contextmanager
+def _appending(path: Path) -> Iterator[int]:
+    """The open file, and nobody else who appends to it."""
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _append(file: int, left: bytes) -> None:
+    """Write it whole, on a line of its own: a killed process may have left half of one."""
+    size = os.fstat(file).st_size
+    if size and os.pread(file, 1, size - 1) != b"\n":
+        left = b"\n" + left
+    while left:
+        left = left[os.write(file, left) :]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tritonforge.errors import InvalidRequest, SetupError
-from tritonforge.gateway.tables import check_number, read_into, table_of
+from tritonforge.errors import InvalidRequest
+from tritonforge.gateway.tables import check_number, read_into, secret_of, table_of
 
 
 def state_folder() -> Path:
@@ -82,10 +82,7 @@ class MetricsTable:
         """What a scraper must send as its Bearer token. Raises SetupError when the variable is not set."""
         if self.token_env is None:
             return None
-        token = os.environ.get(self.token_env)
-        if not token:
-            raise SetupError(f"[metrics] needs its token in the variable {self.token_env}; set it")
-        return token
+        return secret_of("[metrics] needs its token", self.token_env)
 
 
 @dataclass(frozen=True)

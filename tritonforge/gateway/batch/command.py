@@ -17,6 +17,7 @@ from tritonforge.gateway.batch.run import BatchOptions, Progress, run_batch
 from tritonforge.gateway.command import http_server, listen, make_edge, model_info, served
 from tritonforge.gateway.config import GatewayConfig
 from tritonforge.gateway.routing.alias_router import AliasRouter, Models
+from tritonforge.gateway.tables import secret_of
 
 LINE_S, LINE_S_TERMINAL = 10.0, 0.5
 START_S = 60.0
@@ -30,6 +31,9 @@ def batch(arguments: argparse.Namespace) -> int:
     local = arguments.release is not None or arguments.triton is not None
     if local and arguments.url is not None:
         raise InvalidRequest("give --url of a gateway, or --release or --triton, and not both")
+    if arguments.url is not None and not arguments.url.startswith(("http://", "https://")):
+        raise InvalidRequest(f"--url must begin with http:// or https://, got {arguments.url!r}")
+    key = secret_of("the gateway's key must be", arguments.key_env) if os.environ.get(arguments.key_env) else None
     if arguments.retry_errors:
         set_errors_aside(errors)
     with contextlib.ExitStack() as stack:
@@ -41,7 +45,7 @@ def batch(arguments: argparse.Namespace) -> int:
             arguments.out,
             errors,
             url.rstrip("/").removesuffix("/v1"),
-            os.environ.get(arguments.key_env),
+            key,
             arguments.concurrency,
             arguments.ordered,
             arguments.tries,

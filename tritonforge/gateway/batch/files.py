@@ -23,13 +23,17 @@ SYNC_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the input, without its body: `place` is its number among them, `start` and `size` its bytes."""
+    """One line of the input, without its body: `place` is its number among them, `start` and `size` its bytes.
+
+    `id` is that of its answer: it says what was asked, so that an answer to something else is noticed.
+    """
 
     place: int
     custom_id: str
     url: str
     start: int
     size: int
+    id: str
 
 
 def read_entries(path: Path) -> list[Entry]:
@@ -46,7 +50,7 @@ def read_entries(path: Path) -> list[Entry]:
                     if custom_id in seen:
                         raise InvalidRequest(f"{path}, line {number}: custom_id {custom_id!r} must be given only once")
                     seen.add(custom_id)
-                    entries.append(Entry(len(entries), custom_id, content["url"], start, len(line)))
+                    entries.append(Entry(len(entries), custom_id, content["url"], start, len(line), id_of(content)))
                 start += len(line)
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from None
@@ -56,10 +60,22 @@ def read_entries(path: Path) -> list[Entry]:
 
 
 def body_of(path: Path, entry: Entry) -> dict[str, Any]:
-    """The body of an entry's request."""
-    with open(path, "rb") as file:
-        file.seek(entry.start)
-        return json.loads(file.read(entry.size))["body"]
+    """The body of an entry's request. Raises SetupError when the file is not the one that was read before."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(entry.start)
+            content = json.loads(file.read(entry.size))
+            if id_of(content) == entry.id:
+                return content["body"]
+    except (OSError, ValueError, TypeError, AttributeError):
+        pass
+    raise SetupError(f"{path} was changed while the batch ran, see {entry.custom_id!r}; the batch resumes from there")
+
+
+def id_of(content: dict[str, Any]) -> str:
+    """The id of the answer to a request: a digest of what it asks, however that was written."""
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return f"batch_req_{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}"
 
 
 def _checked(line: bytes, where: str) -> dict[str, Any]:
@@ -87,10 +103,9 @@ def _checked(line: bytes, where: str) -> dict[str, Any]:
     return content
 
 
-def line_of(custom_id: str, response: dict[str, Any] | None, error: dict[str, Any] | None) -> bytes:
+def line_of(entry: Entry, response: dict[str, Any] | None, error: dict[str, Any] | None) -> bytes:
     """A line of the output: `response` has status_code, request_id and body; `error` when there was none."""
-    name = hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).hexdigest()[:24]
-    content = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
+    content = {"id": entry.id, "custom_id": entry.custom_id, "response": response, "error": error}
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
@@ -100,25 +115,38 @@ class Results:
     def __init__(self, out: Path, errors: Path) -> None:
         """Raises SetupError when another process writes them, InvalidRequest when they hold something else."""
         self._files: list[Any] = []
-        self.answered: set[str] = set()
-        self.failed: set[str] = set()
+        self.answered: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
         self._synced = time.monotonic()
         for path, done in ((out, self.answered), (errors, self.failed)):
             file = self._open(path)
             self._files.append(file)
             done |= _resume(file, path)
-        both = self.answered & self.failed
+        both = self.answered.keys() & self.failed.keys()
         if both:
             raise InvalidRequest(f"{out} and {errors} must not have the same custom_id, got {min(both)!r} in both")
+
+    def check(self, source: Path, entries: list[Entry]) -> None:
+        """Raise InvalidRequest, naming one, unless every line that is there is of one of `entries`, as it is now."""
+        asked = {entry.custom_id: entry.id for entry in entries}
+        for file, done in zip(self._files, (self.answered, self.failed), strict=True):
+            for custom_id, answered in done.items():
+                if custom_id not in asked:
+                    raise InvalidRequest(f"{file.name} is of another batch: {source} has no {custom_id!r}")
+                if answered != asked[custom_id]:
+                    kept = "choose another file" if done is self.answered else "--retry-errors asks it again"
+                    raise InvalidRequest(
+                        f"{file.name} has the answer to another request {custom_id!r} than {source} has now; {kept}"
+                    )
 
     @property
     def done(self) -> set[str]:
         """The ids of all that has an answer or an error."""
-        return self.answered | self.failed
+        return self.answered.keys() | self.failed.keys()
 
-    def write(self, custom_id: str, line: bytes, *, ok: bool) -> None:
+    def write(self, entry: Entry, line: bytes, *, ok: bool) -> None:
         """Add a line; when this returns, the process may be killed. Raises SetupError when it cannot be written."""
-        (self.answered if ok else self.failed).add(custom_id)
+        (self.answered if ok else self.failed)[entry.custom_id] = entry.id
         file, left = self._files[0 if ok else 1], line
         try:
             while left:
@@ -150,17 +178,18 @@ class Results:
         return file
 
 
-def _resume(file: Any, path: Path) -> set[str]:
-    """The ids of the file's whole lines; what a killed process left of one more is cut off."""
+def _resume(file: Any, path: Path) -> dict[str, str]:
+    """The custom_id and id of the file's whole lines; what a killed process left of one more is cut off."""
     file.seek(0)
-    done: set[str] = set()
+    done: dict[str, str] = {}
     size = 0
     for number, line in enumerate(_lines(file), 1):
         if not line.endswith(b"\n"):
             break
         try:
-            custom_id = json.loads(line)["custom_id"]
-            if not isinstance(custom_id, str):
+            content = json.loads(line)
+            custom_id, answered = content["custom_id"], content["id"]
+            if not (isinstance(custom_id, str) and isinstance(answered, str)):
                 raise TypeError
         except (ValueError, KeyError, TypeError):
             raise InvalidRequest(
@@ -168,7 +197,7 @@ def _resume(file: Any, path: Path) -> set[str]:
             ) from None
         if custom_id in done:
             raise InvalidRequest(f"{path}, line {number}: {custom_id!r} is there already; choose another file")
-        done.add(custom_id)
+        done[custom_id] = answered
         size += len(line)
     file.truncate(size)
     return done

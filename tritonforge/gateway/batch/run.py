@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from tritonforge.errors import InvalidRequest, SetupError
+from tritonforge.errors import SetupError
 from tritonforge.gateway.batch.files import Entry, Results, body_of, line_of, read_entries
 from tritonforge.gateway.exchange import LOW, PRIORITY_HEADER
 from tritonforge.launch.ports import is_loopback
@@ -68,10 +68,9 @@ async def run_batch(options: BatchOptions, report: Callable[[Progress], None]) -
     entries = read_entries(options.source)
     results = Results(options.out, options.errors)
     try:
-        unknown = results.done - {entry.custom_id for entry in entries}
-        if unknown:
-            raise InvalidRequest(f"{options.out} is of another batch: {options.source} has no {min(unknown)!r}")
-        pending = [entry for entry in entries if entry.custom_id not in results.done]
+        results.check(options.source, entries)
+        done = results.done
+        pending = [entry for entry in entries if entry.custom_id not in done]
         run = _Run(options, pending, results, Progress(len(entries), len(entries) - len(pending)), report)
         await run.all()
         return run.progress
@@ -91,7 +90,7 @@ class _Run:
         self._options, self._results, self.progress, self._report = options, results, progress, report
         self._pending: Iterator[tuple[int, Entry]] = iter(enumerate(pending))
         self._ahead = asyncio.Semaphore(options.concurrency * AHEAD if options.ordered else len(pending) + 1)
-        self._waiting: dict[int, tuple[str, bytes, bool]] = {}
+        self._waiting: dict[int, tuple[Entry, bytes, bool]] = {}
         self._next = 0
 
     async def all(self) -> None:
@@ -122,11 +121,11 @@ class _Run:
                 return
             line, tokens, ok = await self._answer(client, entry)
             self.progress.tokens += tokens
-            self._keep(place, entry.custom_id, line, ok=ok)
+            self._keep(place, entry, line, ok=ok)
 
-    def _keep(self, place: int, custom_id: str, line: bytes, *, ok: bool) -> None:
+    def _keep(self, place: int, entry: Entry, line: bytes, *, ok: bool) -> None:
         """Write the line, if ordered not before those of all earlier requests."""
-        self._waiting[place] = (custom_id, line, ok)
+        self._waiting[place] = (entry, line, ok)
         ready = [place]
         if self._options.ordered:
             ready = []
@@ -151,7 +150,7 @@ class _Run:
             except httpx2.RequestError as error:
                 if last:
                     told = {"code": "connection_failed", "message": f"{type(error).__name__}: {error}"}
-                    return line_of(entry.custom_id, None, told), 0, False
+                    return line_of(entry, None, told), 0, False
                 await asyncio.sleep(wait_s(attempt, None))
                 continue
             if response.status_code == 401:
@@ -180,5 +179,6 @@ def _line(entry: Entry, response: httpx2.Response) -> tuple[bytes, int, bool]:
         "body": body,
     }
     ok = response.status_code == 200
-    tokens = body.get("usage", {}).get("completion_tokens", 0) if ok and isinstance(body, dict) else 0
-    return line_of(entry.custom_id, told, None), tokens, ok
+    usage = body.get("usage") if ok and isinstance(body, dict) else None
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return line_of(entry, told, None), tokens if type(tokens) is int else 0, ok
