@@ -4,6 +4,7 @@ import contextlib
 import hmac
 import logging
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -21,10 +22,10 @@ from tritonforge.gateway.api.schemas import DetokenizeRequest, EmbeddingRequest,
 from tritonforge.gateway.edge import Edge
 from tritonforge.gateway.endpoint import endpoints
 from tritonforge.gateway.exchange import Exchange
+from tritonforge.gateway.ids import new_request_id
 from tritonforge.gateway.responses import ClientGone, read_body
 from tritonforge.gateway.routing.router import ModelInfo
 from tritonforge.gateway.work import of_tokenize
-from tritonforge.launch.ports import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -94,13 +95,12 @@ class Small:
         return PlainTextResponse("ok\n" if ready else "no model is ready\n", 200 if ready else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics, for Prometheus: who has the token, or, where none is set, who asks from this machine."""
+        """GET /metrics, for Prometheus, with the token of [metrics]; nobody else: behind a proxy everybody is local."""
         token = self._edge.config.records.metrics.token
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        local = request.client is not None and is_loopback(request.client.host + ":0")
-        if not (local if token is None else hmac.compare_digest(given.encode(), token.encode())):
+        if token is None or not hmac.compare_digest(given.encode(), token.encode()):
             raise ApiError(
-                403, "The metrics are not for everybody: see [metrics].", "forbidden", type="permission_error"
+                403, "The metrics need the token of [metrics], or their own port.", "forbidden", type="permission_error"
             )
         return Response(self._edge.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
@@ -111,6 +111,7 @@ class Small:
     def _enter(self, request: Request, endpoint: str) -> Exchange:
         """An exchange of somebody who has a key; nothing is counted or recorded."""
         exchange = Exchange(self._edge, endpoint, request.headers)
+        request.state.told = exchange.headers
         exchange.authenticate(request.headers.get("authorization", ""))
         self._edge.open.discard(exchange)  # it is over before anybody could revoke its key
         return exchange
@@ -135,21 +136,27 @@ def _model(info: ModelInfo) -> dict[str, Any]:
     return told | {"max_model_len": info.max_model_len, "system_fingerprint": info.fingerprint}
 
 
+def _error(request: Request, error: ApiError) -> Response:
+    """Every answer has an id, also that of a path where nobody has asked who it is."""
+    told = getattr(request.state, "told", None) or {"x-request-id": new_request_id()}
+    return JSONResponse(error.body(), error.status, headers=told | dict(error.headers))
+
+
 def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body(), error.status, headers=dict(error.headers))
+    return _error(request, error)
 
 
 def _on_http_error(request: Request, error: Exception) -> Response:
     """An unknown path, or a method that a path does not have."""
     assert isinstance(error, HTTPException)
-    told = ApiError(error.status_code, f"{request.method} of this path: {error.detail}.", "not_found")
-    return JSONResponse(told.body(), error.status_code, headers=error.headers)
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    message = f"{request.method} of this path: {error.detail}."
+    return _error(request, ApiError(error.status_code, message, code, headers=error.headers or {}))
 
 
 def _on_failure(request: Request, error: Exception) -> Response:
-    told = internal()
-    return JSONResponse(told.body(), told.status)
+    return _error(request, internal())
 
 
 def _on_gone(request: Request, error: Exception) -> Response:

@@ -6,7 +6,6 @@ An endpoint makes one, calls admit, begin and gains in this order, and close wha
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
@@ -19,6 +18,7 @@ from tritonforge.gateway.answers import Gain, gains_of
 from tritonforge.gateway.api.errors import ApiError, invalid, of_model_error, unauthorized
 from tritonforge.gateway.config import Tenant
 from tritonforge.gateway.edge import Edge
+from tritonforge.gateway.ids import new_request_id, printable
 from tritonforge.gateway.lengths import max_tokens, reserved_tokens
 from tritonforge.gateway.limits.quota import Reservation
 from tritonforge.gateway.limits.taking import take
@@ -44,8 +44,8 @@ class Exchange:
 
     def __init__(self, edge: Edge, endpoint: str, headers: Mapping[str, str]) -> None:
         self.edge, self.endpoint = edge, endpoint
-        self.request_id = f"req_{uuid.uuid4().hex}"
-        self.client_request_id = _printable(headers.get("x-request-id", ""))
+        self.request_id = new_request_id()
+        self.client_request_id = printable(headers.get("x-request-id", ""))
         self.created = time.time()
         self.tenant = Tenant()
         self.key_id = ""
@@ -241,7 +241,3 @@ def _who(served: Served | None) -> dict[str, Any]:
         return {}
     names = {name: getattr(served, name) for name in ("replica", "version", "fallback", "tries")}
     return {"served_model": served.info.name} | names
-
-
-def _printable(text: str) -> str:
-    return text if len(text) <= 128 and text.isprintable() and text.isascii() else ""
