@@ -2,7 +2,8 @@
 
     python -m benchmarks.peers RELEASE --peer 'vllm=vllm serve DIR --port {port}' [--peer ...] [--repeats 3]
 
-Ours is tritonserver behind `tritonforge gateway`, with and without prompt lookup. Each run of a contestant is a process
+Ours is tritonserver behind `tritonforge gateway`, with and without prompt lookup; another release of ours can be a peer
+too, whose name may end in ", no prompt lookup". Each run of a contestant is a process
 of its own, on the same cores as the client; contestants take turns within a repeat, and ratios are taken there, because
 the machine drifts. Every prompt is new to its server and sent as token ids, so that all compute the same; every answer
 has exactly as many tokens as were asked for.
@@ -32,7 +33,8 @@ from tritonforge.launch.ports import LOOPBACK, Ports
 from tritonforge.release import Release
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS, PLAIN = "tritonforge", "tritonforge, no prompt lookup"
+NO_LOOKUP = ", no prompt lookup"
+OURS, PLAIN = "tritonforge", f"tritonforge{NO_LOOKUP}"
 START_S = 300.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -85,7 +87,7 @@ def run_once(name: str, commands: dict[str, str], workload: Workload, keys: Path
     """One contestant, started for this run alone."""
     port = Ports(0, 0, 0).claim(LOOPBACK).http
     command = shlex.split(commands[name].replace("{port}", str(port)).replace("{keys}", str(keys)))
-    fields = {"speculate": False} if name == PLAIN else {}
+    fields = {"speculate": False} if name.endswith(NO_LOOKUP) else {}
     with serving(command, port, key, keys.parent / "server.log") as model:
         return asyncio.run(measure(OpenAIStreams(port, model, key=key, fields=fields), workload))
 
