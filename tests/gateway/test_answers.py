@@ -75,7 +75,7 @@ def test_half_a_character_is_told_by_its_bytes():
     assert [one["bytes"] for one in chat_logprobs(scored, Texts())] == [[97], [195], [169]]
     told, offset = completion_logprobs(scored, Texts(), 10)
     assert told["tokens"] == ["a", "bytes:\\xc3", "bytes:\\xa9"]
-    assert told["text_offset"] == [10, 11, 11] and offset == 11
+    assert told["text_offset"] == [10, 11, 11] and offset == 12
 
 
 def replay(reply_of, gains):

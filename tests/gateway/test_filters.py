@@ -170,6 +170,36 @@ def test_a_classifier_sees_the_arguments_of_tool_calls():
     assert noted == ["answer:shouting:block"]
 
 
+def test_after_a_sentence_that_a_classifier_replaced_the_next_one_passes():
+    """Wrong: what was taken out would condemn what follows it."""
+    judged = Filter("shouting", classifier=f"{__name__}:Shouting", threshold=0.6, window=60, action="redact")
+    left, _ = push_all([judged], gains_of(["NOW I AM SHOUTING. ", "this is said quietly. ", "and this too."]))
+    assert [gain.text for gain in left] == ["[removed]", "this is said quietly. ", "and this too."]
+
+
+class Across:
+    """A classifier for a test: finds two words although a sentence ends between them."""
+
+    async def score(self, text):
+        return float(re.search(r"mix\W+bleach", text) is not None)
+
+
+def test_a_classifier_sees_across_the_end_of_a_sentence():
+    judged = Filter("across", classifier=f"{__name__}:Across")
+    left, noted = push_all([judged], gains_of(["First, mix. ", "bleach. "]))
+    assert "".join(gain.text for gain in left) == "First, mix. "
+    assert noted == ["answer:across:block"] and "content_filter" in [gain.finish_reason for gain in left]
+
+
+def test_log_probabilities_of_an_echoed_prompt_wait_for_its_text():
+    redacting = Filter("words", patterns=("forbidden",), action="redact")
+    prompt = (Scored(7, None), Scored(8, -0.1))
+    for text, kept in (("a forbidden", 0), ("an allowed", 2)):
+        gains = [Gain(0, text, (), prompt=prompt), Gain(0, " b", (1,), finish_reason="stop")]
+        left, _ = push_all([redacting], gains)
+        assert [len(gain.prompt) for gain in left] == [0, kept]
+
+
 @pytest.mark.parametrize(
     ("table", "named"),
     [

@@ -124,9 +124,15 @@ def completion_logprobs(scored: tuple[Scored, ...], texts: TokenTexts, offset: i
         told["token_logprobs"].append(one.logprob)
         top = {_token_text(texts.bytes_of(token_id)): value for token_id, value in one.top}
         told["top_logprobs"].append(top if one.logprob is not None else None)
-        told["text_offset"].append(offset)
-        offset += len(texts.bytes_of(one.token_id).decode(errors="ignore"))
+        raw = texts.bytes_of(one.token_id)
+        told["text_offset"].append(offset - (raw[:1] != b"" and _continues(raw[0])))
+        offset += sum(not _continues(byte) for byte in raw)  # a character counts where its first byte is
     return told, offset
+
+
+def _continues(byte: int) -> bool:
+    """Whether a byte of UTF-8 is not the first of its character."""
+    return byte & 0xC0 == 0x80
 
 
 def _token_text(raw: bytes) -> str:

@@ -13,7 +13,7 @@ from tritonforge.gateway.api.errors import ApiError, internal, invalid
 from tritonforge.gateway.config import Tenant
 from tritonforge.gateway.edge import AnswerFilter, Note
 from tritonforge.gateway.filtering.config import Filter
-from tritonforge.gateway.filtering.prompt_texts import rewritten, texts_of
+from tritonforge.gateway.filtering.prompt_texts import BETWEEN, goes_across, rewritten, said_in, texts_of, told_beside
 from tritonforge.gateway.filtering.scanner import Piece, Scanner
 from tritonforge.gateway.work import Work
 
@@ -80,16 +80,14 @@ class Judged:
         judge, held = self._owner.judge, self._held
         assert judge is not None
         self._held = ""
-        matches = await judge.score(self._before + held) >= self._owner.threshold
+        if await judge.score(self._before + held) >= self._owner.threshold:
+            self._note(self._owner.note("answer"))
+            if self._owner.action == "block":
+                raise Blocked("")
+            if self._owner.action == "redact":  # what follows is judged beside what the client sees
+                self.touched = True
+                held = self._owner.replacement
         self._before = (self._before + held)[-window:]
-        if not matches:
-            return held
-        self._note(self._owner.note("answer"))
-        if self._owner.action == "block":
-            raise Blocked("")
-        if self._owner.action == "redact":
-            self.touched = True
-            return self._owner.replacement
         return held
 
 
@@ -116,6 +114,7 @@ class Answer:
         self._redactor = Redactor([one for one in filters if one.compiled and one.action != "record"], "answer", note)
         self._judged = [Judged(one, note) for one in filters if one.judge is not None]
         self._scored: tuple[Scored, ...] = ()
+        self._prompt: tuple[Scored, ...] = ()
         self._unread = ""
 
     async def push(self, gain: Gain) -> Gain:
@@ -138,7 +137,8 @@ class Answer:
                 told, ended, calls = "", True, ()
         if ended:
             return Gain(gain.index, told, gain.token_ids, finish_reason=CONTENT_FILTER)
-        return replace(gain, text=told, scored=self._release(gain.scored, final=final), calls=calls)
+        scored, prompt = self._release(gain, final=final)
+        return replace(gain, text=told, scored=scored, prompt=prompt, calls=calls)
 
     async def _whole(self, text: str) -> str:
         """A tool call's arguments, which come at once. Raises Blocked."""
@@ -146,13 +146,17 @@ class Answer:
         await judge_whole(self._filters, "answer", told, self._note)
         return told
 
-    def _release(self, scored: tuple[Scored, ...], *, final: bool) -> tuple[Scored, ...]:
-        """Log-probabilities name tokens before their text is decided: they wait for the end, if anything is held."""
+    def _release(self, gain: Gain, *, final: bool) -> tuple[tuple[Scored, ...], tuple[Scored, ...]]:
+        """Log-probabilities name tokens before their text is decided: they wait for the end, if anything is held.
+
+        Those of an echoed prompt too, whose text is a part of the answer.
+        """
         if not (self._holds or self._judged):
-            return scored
-        self._scored += scored
+            return gain.scored, gain.prompt
+        self._scored += gain.scored
+        self._prompt += gain.prompt
         untouched = not self._redactor.touched and not any(one.touched for one in self._judged)
-        return self._scored if final and untouched else ()
+        return (self._scored, self._prompt) if final and untouched else ((), ())
 
 
 class Answers:
@@ -167,6 +171,30 @@ class Answers:
         if gain.index not in self._answers:
             self._answers[gain.index] = Answer(self._filters, self._note)
         return await self._answers[gain.index].push(gain)
+
+
+async def _look_at(work: Work, filters: Sequence[Filter], note: Note) -> None:
+    """Each text for itself, then the chat as one: what is split over its messages is read together. Raises Blocked."""
+    said = said_in(work)
+    whole = [BETWEEN.join(said)] if len(said) > 1 else []
+    for text in (*texts_of(work), *whole):
+        Redactor([one for one in filters if one.action != "redact"], "prompt", note).push(text, final=True)
+        await judge_whole(filters, "prompt", text, note)
+
+
+def _refuse_what_cannot_be_replaced(work: Work, redacting: Sequence[Filter], note: Note) -> None:
+    """Raise Blocked for a match over several texts of a chat, or in the names and schemas beside it."""
+    if not redacting:
+        return
+    said, beside = said_in(work), tuple(told_beside(work))
+    try:
+        for one in redacting:
+            for pattern in one.compiled:
+                if goes_across(pattern, said) or any(pattern.find(text, 0) for text in beside):
+                    note(one.note("prompt"))
+                    raise Blocked("")
+    except TimeoutError:
+        raise internal() from None
 
 
 class FilterHook:
@@ -184,14 +212,13 @@ class FilterHook:
             one.action != "record" for one in filters
         ):
             raise invalid("prompt", "prompt must be text here: token ids cannot be filtered")
+        redacting = [one for one in filters if one.action == "redact" and one.compiled]
         try:
-            for text in texts_of(work):
-                Redactor([one for one in filters if one.action != "redact"], "prompt", note).push(text, final=True)
-                await judge_whole(filters, "prompt", text, note)
+            await _look_at(work, filters, note)
+            _refuse_what_cannot_be_replaced(work, redacting, note)
         except Blocked:
             field = "messages" if work.prompts[0].text == "" else "prompt"
             raise ApiError(400, "The prompt was refused by the content filter.", CONTENT_FILTER, field) from None
-        redacting = [one for one in filters if one.action == "redact" and one.compiled]
         if not redacting:
             return work
         return rewritten(work, lambda text: Redactor(redacting, "prompt", note).push(text, final=True))
