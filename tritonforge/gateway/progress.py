@@ -16,7 +16,8 @@ class Progress:
 
     def __init__(self) -> None:
         self._arrived = time.perf_counter()
-        self._ended: set[int] = set()
+        self._ended: dict[int, str] = {}
+        """Answers that are over: their reasons."""
         self._filters: Sequence[AnswerFilter] = ()
         self._n = 1
         self._keep = False
@@ -54,8 +55,8 @@ class Progress:
         return gain
 
     def _end(self, run: Run, gain: Gain) -> None:
-        """An answer is over; a run is when a filter has ended the last of its answers: its model writes on in vain."""
+        """An answer is over; a run is when all its answers are and a filter ended one: its model writes on in vain."""
         self.reasons.append(gain.finish_reason or "")
-        self._ended.add(gain.index)
-        all_ended = all(run.offset + place in self._ended for place in range(self._n))
-        run.complete = all_ended and gain.finish_reason == CONTENT_FILTER
+        self._ended[gain.index] = gain.finish_reason or ""
+        ended = [self._ended.get(run.offset + place) for place in range(self._n)]
+        run.complete = None not in ended and CONTENT_FILTER in ended

@@ -96,7 +96,7 @@ class Sender:
 
     async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
-        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
         await self._message({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _body(self, body: bytes, *, more: bool) -> None:

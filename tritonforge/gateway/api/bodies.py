@@ -23,8 +23,7 @@ def read(kind: type[Body], body: bytes) -> Body:
         content = json.loads(body, parse_constant=_refuse_constant)
         json.dumps(content, ensure_ascii=False, allow_nan=False).encode()  # nor 1e999, nor half a surrogate pair
     except (ValueError, RecursionError) as error:
-        why = str(error)[:120] if isinstance(error, ValueError) else "it is nested too deeply"
-        raise invalid(None, f"The body must be JSON: {why}", "invalid_json") from None
+        raise invalid(None, f"The body must be JSON: {_why(error)}", "invalid_json") from None
     if not isinstance(content, dict):
         raise invalid(None, "The body must be a JSON object.", "invalid_json")
     refused = _REFUSED.get(kind, {})
@@ -38,8 +37,23 @@ def read(kind: type[Body], body: bytes) -> Body:
         raise _told(error, content) from None
 
 
+class _Refused(ValueError):
+    """Not JSON, for a reason that we name ourselves."""
+
+
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise _Refused(f"{name} is no JSON")
+
+
+def _why(error: ValueError | RecursionError) -> str:
+    """What is wrong with a body, in words that tell nothing of the interpreter."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeError):
+        return "its text is not valid UTF-8"
+    if isinstance(error, json.JSONDecodeError | _Refused):
+        return str(error)[:120]
+    return "a number in it is too large"
 
 
 def _told(error: ValidationError, content: JSON) -> ApiError:
