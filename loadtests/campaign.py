@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 from loadtests.contract import Contract  # noqa: E402
 from loadtests.contract_toml import load_contract  # noqa: E402
-from loadtests.exits import FAILED, INTERRUPTED, refuse  # noqa: E402
+from loadtests.exits import FAILED, INTERRUPTED, INVALID, refuse  # noqa: E402
 from loadtests.explain import explain  # noqa: E402
 from loadtests.lint import lint, load_of  # noqa: E402
 from loadtests.raw_files import read_run  # noqa: E402
@@ -28,9 +28,11 @@ from loadtests.regression import (  # noqa: E402
     WORSE,
     baseline_of,
     compare,
+    not_compared,
     read_baseline,
     regressions,
     table_of,
+    untrusted,
     write_baseline,
 )
 from loadtests.report import table  # noqa: E402
@@ -103,10 +105,15 @@ def judge_again(options: argparse.Namespace) -> int:
 
 
 def print_diff(contract: Contract, first: Path, second: Path) -> int:
-    """Say what differs between two runs; 1 when something is worse beyond doubt."""
-    found = compare(contract, read_run(first), read_run(second))
-    print(table_of(found) or "the runs have no profile in common")
-    return int(any(difference.outcome == WORSE for difference in found))
+    """Say what differs between two runs: 1 when something is worse beyond doubt, 3 when a profile says nothing."""
+    runs = [read_run(path) for path in (first, second)]
+    left_out = {name: why for run in runs for name, why in untrusted(contract, run).items()}
+    found = compare(contract, *runs, leave_out=left_out)
+    print(table_of(found) or "the runs have no profile in common that can be compared")
+    for name, why in left_out.items():
+        print(f"not compared: {name}: the measurement is invalid: {why}")
+    worse = any(difference.outcome == WORSE for difference in found)
+    return FAILED if worse else INVALID if left_out else 0
 
 
 def against_baseline(options: argparse.Namespace, contract: Contract, raw: Path, code: int) -> int:
@@ -115,7 +122,9 @@ def against_baseline(options: argparse.Namespace, contract: Contract, raw: Path,
         return code
     now = baseline_of(contract, read_run(raw))
     if options.baseline is not None:
-        worse = regressions(read_baseline(options.baseline), now, options.max_worse)
+        before = read_baseline(options.baseline)
+        worse = regressions(before, now, options.max_worse)
+        print("".join(f"not compared: {text}\n" for text in not_compared(before, now)), end="")
         print("\n".join(f"regression: {text}" for text in worse) or "no regression against the baseline")
         code = FAILED if worse and code == 0 else code
     if options.write_baseline is not None:
@@ -191,25 +200,9 @@ def load(run: Run, profile_id: str) -> bool:
 
     False when a person interrupted it. A process that fails leaves no end line, which the verdict sees.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "locust",
-        "-f",
-        str(ROOT / "loadtests" / "locustfile.py"),
-        "--headless",
-        "--only-summary",
-    ]
-    command += [
-        "--host",
-        run.url,
-        "--contract",
-        str(run.contract_path),
-        "--contract-profile",
-        profile_id,
-        "--out",
-        str(run.out),
-    ]
+    command = [sys.executable, "-m", "locust", "-f", str(ROOT / "loadtests" / "locustfile.py")]
+    command += ["--headless", "--only-summary", "--host", run.url, "--out", str(run.out)]
+    command += ["--contract", str(run.contract_path), "--contract-profile", profile_id]
     command += ["--tokenizer", str(run.tokenizer), "--salt", run.salt, "--run-id", run.run_id, "--raw-only"]
     command += ["--http-url", run.http_url, "--metrics-url", run.metrics_url or ""]
     command += ["--server-pid", str(run.server_pid or 0)]

@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from loadtests import metrics
-from loadtests.contract import Contract, Objective
+from loadtests.contract import Contract, Objective, Profile
 from loadtests.fields import InvalidContract
 from loadtests.judges import judge_objective
 from loadtests.metrics import DURATION, METRICS
 from loadtests.outcomes import LATE, MET, in_scope, outcome
+from loadtests.provenance import check_identity
 from loadtests.records import CampaignRun, ProfileRun, Record
+from loadtests.report import limit_text
+from loadtests.validity import check_profile
 from loadtests.verdict import describe
 
 Part = Callable[[Record], int | None]
@@ -47,7 +50,8 @@ def explain(contract: Contract, run: CampaignRun, name: str) -> str:
     profile, objective = find_objective(contract, name)
     part = next((part for part in run.profiles if part.profile == profile.id), ProfileRun(profile.id, (), ()))
     result = judge_objective(contract.within(profile), profile, objective, part)
-    lines = [f"{name}: {result.status}. {describe(result)}."]
+    lines = _untrusted(contract, profile, run, part)
+    lines.append(f"{name} ({limit_text(vars(objective))}): {result.status}. {describe(result)}.")
     if METRICS[objective.metric].kind != DURATION:
         return "\n".join(lines + _by_status(objective, part.records))
     scope = in_scope(objective, part.records)
@@ -58,6 +62,12 @@ def explain(contract: Contract, run: CampaignRun, name: str) -> str:
     lines += _when(groups)
     lines += _phases(objective, groups)
     return "\n".join(lines)
+
+
+def _untrusted(contract: Contract, profile: Profile, run: CampaignRun, part: ProfileRun) -> list[str]:
+    """Why the measurement is invalid, if it is: what follows may then be the client's own."""
+    checks = (*check_identity(contract, run), *check_profile(contract.within(profile), profile, part))
+    return [f"INVALID measurement: {check.name}: {check.text}" for check in checks if check.ok is False]
 
 
 def _by_status(objective: Objective, records: Sequence[Record]) -> list[str]:
@@ -79,8 +89,11 @@ def _phases(objective: Objective, groups: dict[str, list[Record]]) -> list[str]:
     late = [r for r in groups.get(LATE, []) if r.statistics is not None]
     met = [r for r in groups.get(MET, []) if r.statistics is not None]
     parts = PARTS.get(objective.metric)
-    if not late or parts is None:
+    if parts is None or not (late or met):
         return []
+    if not late:
+        means = ", ".join(f"{name} {_mean_ms(met, part):.2f}" for name, part in parts.items())
+        return [f"mean of those that met the limit, ms: {means}"]
     lines, excess = [f"{'mean, ms':<14} {'late':>10} {'met':>10}"], {}
     for name, part in parts.items():
         means = [_mean_ms(group, part) for group in (late, met)]

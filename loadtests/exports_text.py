@@ -74,7 +74,8 @@ def markdown(report: dict[str, Any]) -> str:
             cells = (item["id"], limit_text(item), value_text(item), missed, compliance_text(item), item["status"])
             lines.append("| " + " | ".join(map(_cell, cells)) + " |")
         lines.append("")
-    lines.append(f"contract sha256 `{contract['sha256'][:16]}`, run {report['run']['run_id']}")
+    records = f", records sha256 `{sha256[:16]}`" if (sha256 := report["run"]["records_sha256"]) else ""
+    lines.append(f"contract sha256 `{contract['sha256'][:16]}`{records}, run {report['run']['run_id']}")
     return "\n".join(lines) + "\n"
 
 

@@ -9,7 +9,7 @@ from loadtests.contract import Contract
 from loadtests.outcomes import NOT_RUN
 from loadtests.plots import all_plots, waterfalls
 from loadtests.records import CampaignRun, ProfileRun
-from loadtests.report import compliance_text, limit_text, value_text
+from loadtests.report import compliance_text, interval_text, limit_text, value_text
 
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 LEGEND = (
@@ -43,20 +43,31 @@ def render_page(report: dict[str, Any], contract: Contract, run: CampaignRun) ->
 def _head(report: dict[str, Any]) -> str:
     verdict, contract = report["verdict"], report["contract"]
     status = verdict["status"]
-    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in verdict["reasons"])
     return (
         f'<h1><span class="verdict {status}">{status}</span>{escape(contract["name"])}</h1>'
         f'<p class="soft">contract revision {contract["revision"]}, <code>{contract["sha256"][:16]}</code>; '
         f"run {escape(str(report['run']['run_id']))} of {escape(str(report['run']['started']))}; "
-        f"exit code {verdict['exit_code']}</p>" + (f"<ul>{reasons}</ul>" if reasons else "")
+        f"{_records(report)}exit code {verdict['exit_code']}</p>" + _reasons(verdict["reasons"])
     )
 
 
+def _records(report: dict[str, Any]) -> str:
+    """What a reader compares with the records that were given to them."""
+    sha256 = report["run"]["records_sha256"]
+    return f"records <code>{sha256[:16]}</code>; " if sha256 else ""
+
+
+def _reasons(reasons: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(reason)}</li>" for reason in reasons) + "</ul>" if reasons else ""
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML already."""
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{top}</tr>{lines}</table></div>'
+    """Cells are HTML already. A column without any text is left out."""
+    rows = list(rows)
+    kept = [k for k in range(len(head)) if not rows or any(row[k] for row in rows)]
+    top = "".join(f"<th>{escape(head[k])}</th>" for k in kept)
+    lines = "".join("<tr>" + "".join(f"<td>{row[k]}</td>" for k in kept) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
 def _profile(row: dict[str, Any], contract: Contract, run: ProfileRun) -> str:
@@ -76,6 +87,7 @@ def _profile(row: dict[str, Any], contract: Contract, run: ProfileRun) -> str:
     figures = "".join(_figure(*plot) for plot in all_plots(contract, profile, run))
     return (
         f'<h2><span class="verdict {row["status"]}">{row["status"]}</span>{escape(row["id"])}</h2><p>{escape(lead)}</p>'
+        + _reasons(row["reasons"])
         + _objectives(row["objectives"])
         + f'<p class="soft">Phases:{key}</p><div class="plots">{figures}</div>'
         + _figure("The ten worst requests", "From when they were due, failed ones first.", waterfalls(run.records))
@@ -110,22 +122,21 @@ def _figure(title: str, text: str, svg: str) -> str:
 def _objectives(objectives: Sequence[dict[str, Any]]) -> str:
     rows = []
     for item in objectives:
-        low, high = item["interval"]
         missed = ", ".join(f"{count} {cause}" for cause, count in sorted(item["misses"].items())) or "none"
         rows.append(
             (
+                f'<b class="{item["status"]}-text">{item["status"]}</b>',
                 escape(item["id"]),
                 escape(limit_text(item)),
                 escape(value_text(item)),
-                f"{low:g} to {high:g}" if low is not None and high is not None else "",
+                escape(interval_text(item)),
                 f"{escape(missed)} of {item['n']}" if item["bounds"] else "",
                 escape(compliance_text(item)),
                 escape((item["dominant_phase"] or "").replace("_", " ")),
-                f'<b class="{item["status"]}-text">{item["status"]}</b>',
             )
         )
-    head = ("objective", "limit", "measured", "interval", "misses", "compliance", "late because of", "verdict")
-    return _table(head, rows)
+    head = ("verdict", "objective", "limit", "measured", "interval", "misses", "compliance", "late because of")
+    return f'<div class="objectives">{_table(head, rows)}</div>'
 
 
 def _details(row: dict[str, Any]) -> str:

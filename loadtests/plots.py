@@ -9,7 +9,7 @@ from loadtests.facts import fault_ns
 from loadtests.metrics import DURATION, METRICS
 from loadtests.outcomes import in_scope
 from loadtests.records import CANCELLED, OK, ProfileRun, Record
-from loadtests.report import worst
+from loadtests.report import limit_text, worst
 from loadtests.schedule import windows
 from loadtests.svg import Chart
 
@@ -50,8 +50,8 @@ def ecdf(contract: Contract, objective: Objective, records: Sequence[Record]) ->
         chart.steps(
             [(0.0, 0.0), *((v, (k + 1) / n) for k, v in enumerate(values)), (right, len(values) / n)], "measured"
         )
-    chart.horizontal(objective.quantile, "limit", f"required {objective.quantile:g}")
     chart.vertical(objective.le, "limit", f"limit {objective.le:g}")
+    chart.horizontal(objective.quantile, "limit", f"required {objective.quantile:g}")
     return chart.render()
 
 
@@ -166,9 +166,11 @@ def all_plots(contract: Contract, profile: Profile, run: ProfileRun) -> list[tup
     """(title, what it shows, SVG) of each plot of a profile."""
     records, found = run.records, []
     for objective in duration_objectives(profile):
-        name = objective.metric.removesuffix("_ms").replace("_", " ")
-        text = f"Share of issued requests within it, with its {contract.statistics.confidence:.0%} band."
-        found.append((f"{objective.id}: {name}", text, ecdf(contract, objective, records)))
+        scope = " of ".join(name for name in (objective.tenant, objective.phase) if name)
+        band = f"with its {contract.statistics.confidence:.0%} band"
+        text = f"Share of issued requests{f' ({scope})' if scope else ''} within it, {band}."
+        title = f"{objective.id}: {limit_text(vars(objective))}"
+        found.append((title, text, ecdf(contract, objective, records)))
     found.append(("Where TTFT goes", "Mean of each percentile bin, by phase.", ttft_split(records)))
     found.append(
         (

@@ -6,21 +6,24 @@ requests. A baseline file keeps the quantiles and their intervals of one run, an
 
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loadtests import metrics
-from loadtests.binomial import quantile_ranks
+from loadtests.binomial import compliance_bounds, quantile_ranks
 from loadtests.contract import Contract, Profile
 from loadtests.fields import Fields, InvalidContract
 from loadtests.metrics import in_unit
-from loadtests.records import OK, CampaignRun, ProfileRun, Record
+from loadtests.outcomes import NOT_RUN
+from loadtests.records import CANCELLED, OK, CampaignRun, ProfileRun, Record
 from loadtests.schedule import windows
+from loadtests.verdict import judge
 from tritonforge.release import canonical_json
 
 COMPARED = {"ttft_ms": 0.95, "tpot_ms": 0.95, "e2e_ms": 0.95, "max_stall_ms": 0.95}
+ENDLESS_NS = 10**15
 RESAMPLES = 1000
 CONFIDENCE = 0.95
 BASELINE = "tritonforge.baseline/1"
@@ -29,22 +32,37 @@ BETTER, SAME, WORSE = "better", "no difference proven", "worse"
 
 @dataclass(frozen=True)
 class Difference:
-    """One metric of one profile in two runs. `ratio` is the second over the first, with its interval."""
+    """One metric of one profile in two runs. `ratio` is the second over the first, with its interval, or None."""
 
     profile: str
     metric: str
     first: float
     second: float
-    ratio: float
-    low: float
-    high: float
+    ratio: float | None
+    low: float | None
+    high: float | None
     outcome: str
 
 
-def compare(contract: Contract, first: CampaignRun, second: CampaignRun) -> list[Difference]:
+def untrusted(contract: Contract, run: CampaignRun) -> dict[str, str]:
+    """Profiles whose measurement is invalid, with the first reason: what they show may be the client's own."""
+    verdict = judge(contract, run)
+    broken = [check.text for check in verdict.identity if check.ok is False]
+    found = {
+        part.profile.id: [check.text for check in part.checks if check.ok is False] + broken
+        for part in verdict.profiles
+        if part.status != NOT_RUN
+    }
+    return {profile: texts[0] for profile, texts in found.items() if texts}
+
+
+def compare(
+    contract: Contract, first: CampaignRun, second: CampaignRun, *, leave_out: Collection[str] = ()
+) -> list[Difference]:
     """The differences between two runs of one contract. Raises InvalidContract when they are of different ones.
 
-    Both must have walked the contract's schedule: a difference of load would be read as one of the service.
+    Both must have walked the contract's schedule: a difference of load would be read as one of the service. Profiles
+    to `leave_out` are those that are `untrusted` in either run.
     """
     for run in (first, second):
         if run.header.get("contract_sha256") != contract.sha256:
@@ -53,13 +71,13 @@ def compare(contract: Contract, first: CampaignRun, second: CampaignRun) -> list
     return [
         difference
         for part in first.profiles
-        if part.profile in others
+        if part.profile in others and part.profile not in leave_out
         for difference in _differences(contract.profile(part.profile), part, others[part.profile])
     ]
 
 
 def _differences(profile: Profile, first: ProfileRun, second: ProfileRun) -> list[Difference]:
-    found = []
+    found = [_errors(profile.id, *(part.records for part in (first, second)))]
     for name, quantile in COMPARED.items():
         sides = [_values(part.records, name) for part in (first, second)]
         if all(sides):
@@ -74,9 +92,25 @@ def _differences(profile: Profile, first: ProfileRun, second: ProfileRun) -> lis
     return found
 
 
+def _errors(profile: str, first: Sequence[Record], second: Sequence[Record]) -> Difference:
+    """Shares of requests that did not end ok: another one only where the exact bounds of the two do not meet."""
+    sides = [[r.status != OK for r in records if _counts(r)] for records in (first, second)]
+    shares = [sum(side) / len(side) if side else 0.0 for side in sides]
+    bounds = [compliance_bounds(len(side), sum(side), (1 + CONFIDENCE) / 2) for side in sides]
+    (least, most), (then_least, then_most) = [(1 - high, 1 - low) for low, high in bounds]
+    outcome = WORSE if then_least > most else BETTER if then_most < least else SAME
+    return Difference(profile, "error_ratio", *(round(share, 6) for share in shares), None, None, None, outcome)
+
+
+def _counts(record: Record) -> bool:
+    return record.measured and record.sent_ns is not None and record.status != CANCELLED
+
+
 def _values(records: Sequence[Record], name: str) -> list[int]:
+    """The values of all requests that were sent. One that did not end ok is endless: it would be none of the best."""
     formula = metrics.METRICS[name].value
-    return [v for r in records if r.measured and r.status == OK and (v := formula(r)) is not None]
+    found = [formula(r) if r.status == OK else ENDLESS_NS for r in records if _counts(r)]
+    return [value for value in found if value is not None]
 
 
 def _rate(profile: Profile, records: Sequence[Record]) -> tuple[list[int], float]:
@@ -115,9 +149,12 @@ def _difference(
 
 
 def baseline_of(contract: Contract, run: CampaignRun) -> dict[str, Any]:
-    """What is kept of a run: each compared quantile with its interval, by profile."""
-    found = {}
-    for part in run.profiles:
+    """What is kept of a run: each compared quantile with its interval, by profile.
+
+    `left_out` says why of profiles whose measurement is invalid.
+    """
+    found, left_out = {}, untrusted(contract, run)
+    for part in (part for part in run.profiles if part.profile not in left_out):
         rows = {}
         for name, quantile in COMPARED.items():
             values = sorted(_values(part.records, name))
@@ -134,6 +171,7 @@ def baseline_of(contract: Contract, run: CampaignRun) -> dict[str, Any]:
         "run_id": run.header.get("run_id"),
         "environment": run.header.get("environment", {}),
         "profiles": found,
+        "left_out": left_out,
     }
 
 
@@ -143,7 +181,14 @@ def read_baseline(path: Path) -> dict[str, Any]:
         baseline = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidContract(f"baseline {path} cannot be read: {error}") from error
-    Fields(baseline, "baseline").text("schema", choices=[BASELINE])
+    fields = Fields(baseline, "baseline")
+    fields.text("schema", choices=[BASELINE])
+    fields.text("contract_sha256")
+    for profile, rows in fields.table("profiles").rest().items():
+        for name, row in Fields(rows, f"profiles.{profile}").rest().items():
+            values = Fields(row, f"profiles.{profile}.{name}")
+            values.number("value", low=0)
+            values.number("high", None, low=0)
     return baseline
 
 
@@ -170,18 +215,34 @@ def regressions(baseline: dict[str, Any], now: dict[str, Any], max_worse: float)
             if row["low"] > before["high"] * (1 + max_worse):
                 quantile = f"p{row['quantile'] * 100:g} {name}"
                 found.append(
-                    f"{profile}: {quantile} is {row['value']:g}, at least {row['low']:g}; it was {before['value']:g}, "
-                    f"at most {before['high']:g}, and may be {max_worse:.0%} more"
+                    f"{profile}: {quantile} is {_told(row['value'])}, at least {_told(row['low'])}; it was "
+                    f"{_told(before['value'])}, at most {_told(before['high'])}, and may be {max_worse:.0%} more"
                 )
     return found
+
+
+def not_compared(baseline: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Profiles that only one of the two has, a sentence for each: silence would read as "no regression"."""
+    found = [f"{profile}: the measurement is invalid: {why}" for profile, why in now["left_out"].items()]
+    for profile in baseline["profiles"]:
+        if profile not in now["profiles"] and profile not in now["left_out"]:
+            found.append(f"{profile}: was not run")
+    return found + [f"{p}: the baseline has none" for p in now["profiles"] if p not in baseline["profiles"]]
+
+
+def _told(value: float) -> str:
+    """A number of a table; what lies among requests that never ended ok is unbounded."""
+    return "unbounded" if value >= ENDLESS_NS / metrics.MS else f"{value:g}"
 
 
 def table_of(differences: Sequence[Difference]) -> str:
     """The differences as a terminal shows them."""
     lines = []
-    for item in map(asdict, differences):
+    for item in differences:
+        bounded = item.ratio is not None and max(item.first, item.second) < ENDLESS_NS / metrics.MS
+        ratio = f"x{item.ratio:.3f} ({item.low:.3f} to {item.high:.3f})" if bounded else ""
         lines.append(
-            f"{item['profile']:<16} {item['metric']:<22} {item['first']:>10g} -> {item['second']:>10g}  "
-            f"x{item['ratio']:.3f} ({item['low']:.3f} to {item['high']:.3f})  {item['outcome']}"
+            f"{item.profile:<16} {item.metric:<22} {_told(item.first):>10} -> {_told(item.second):>10}  {ratio:<24}  "
+            f"{item.outcome}"
         )
     return "\n".join(lines)

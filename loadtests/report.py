@@ -11,7 +11,7 @@ from typing import Any
 
 from loadtests import metrics
 from loadtests.contract import EVERY, Contract, Objective, Profile
-from loadtests.metrics import ms, percentile_ns
+from loadtests.metrics import METRICS, ms, percentile_ns
 from loadtests.outcomes import LATE, NOT_RUN, Result, in_scope, outcome
 from loadtests.records import CANCELLED, OK, CampaignRun, ProfileRun, Record
 from loadtests.report_parts import special_parts
@@ -45,7 +45,7 @@ def build_report(contract: Contract, run: CampaignRun, verdict: Verdict) -> dict
         "schema": SCHEMA,
         "contract": {"name": contract.name, "revision": contract.revision, "sha256": contract.sha256},
         "verdict": {"status": verdict.status, "exit_code": verdict.exit_code, "reasons": list(verdict.reasons)},
-        "run": {key: run.header.get(key) for key in ("run_id", "started", "salt")},
+        "run": {key: run.header.get(key) for key in ("run_id", "started", "salt")} | {"records_sha256": run.sha256},
         "identity": {**run.header.get("identity", {}), "checks": [vars(check) for check in verdict.identity]},
         "environment": run.header.get("environment", {}),
         "definitions": {name: " ".join(fn.__doc__.split()) for name, fn in DISTRIBUTIONS.items()},
@@ -223,11 +223,24 @@ def limit_text(objective: dict[str, Any]) -> str:
 
 
 def value_text(objective: dict[str, Any]) -> str:
-    """The measured value; "unbounded" when the quantile lies among requests that never ended ok."""
+    """The measured value with its unit; "unbounded" when the quantile lies among requests that never ended ok."""
     if objective["value"] is None:
         return "unbounded" if objective["n"] else "-"
-    digits = 4 if objective["metric"].endswith("_ratio") else 1
-    return f"{objective['value']:.{digits}f}"
+    return _number(objective, objective["value"]) + (" ms" if objective["metric"].endswith("_ms") else "")
+
+
+def interval_text(objective: dict[str, Any]) -> str:
+    """The interval of the value, as exact as the value; nothing when a side is open."""
+    if None in objective["interval"]:
+        return ""
+    return " to ".join(_number(objective, bound) for bound in objective["interval"])
+
+
+def _number(objective: dict[str, Any], value: float) -> str:
+    if METRICS[objective["metric"]].scale == 1:  # counts
+        return f"{value:g}"
+    digits = 4 if objective["metric"].endswith("_ratio") else 1 if abs(value) >= 10 else 2
+    return f"{value:.{digits}f}"
 
 
 def compliance_text(objective: dict[str, Any]) -> str:

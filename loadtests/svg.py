@@ -89,7 +89,7 @@ class Chart:
         self._marks.append(
             f'<line class="line {kind}" x1="{self.left}" x2="{self.width - RIGHT}" y1="{at}" y2="{at}"/>'
         )
-        self._marks.append(self._text(self.left + 4, at + 13, label, f"note {kind}-text", "start"))
+        self._marks.append(self._text(self.width - RIGHT - 4, at + 13, label, f"note {kind}-text", "end"))
 
     def label(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "note") -> None:
         self._marks.append(self._text(self.px(x), self.py(y) + 4, text, kind, anchor))

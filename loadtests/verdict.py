@@ -10,7 +10,7 @@ from loadtests.binomial import FAIL, INCONCLUSIVE, PASS
 from loadtests.checks import Check
 from loadtests.contract import EVERY, Contract, Profile
 from loadtests.judges import judge_objective
-from loadtests.metrics import COUNT, FACT, METRICS
+from loadtests.metrics import AVAILABILITY, COUNT, FACT, METRICS
 from loadtests.outcomes import INVALID, LATE, MET, NOT_RUN, Result, in_scope, limit_of, outcome
 from loadtests.provenance import check_identity
 from loadtests.records import CampaignRun, ProfileRun
@@ -87,6 +87,7 @@ def describe(result: Result) -> str:
     """One sentence on an objective that did not pass, with its numbers."""
     objective = result.objective
     limit = f"at most {objective.le:g}" if objective.le is not None else f"at least {objective.ge:g}"
+    limit += " ms" if objective.metric.endswith("_ms") else ""
     if METRICS[objective.metric].kind == FACT:
         value = "was never reached" if result.value is None else f"is {result.value:g}"
         return f"{objective.id}: {objective.metric} {value}, {limit} is required" + ("" if result.n else " (not told)")
@@ -97,7 +98,10 @@ def describe(result: Result) -> str:
         low, high = ("unknown" if bound is None else f"{bound:g}" for bound in result.interval)
         return f"{objective.id}: {value}, between {low} and {high}; {limit} is required"
     missed = ", ".join(f"{count} {cause}" for cause, count in sorted(result.misses.items())) or "none"
-    text = f"{objective.id}: {sum(result.misses.values())} of {result.n} requests missed {limit} ({missed})"
+    counted = "slices" if METRICS[objective.metric].kind == AVAILABILITY else "requests"
+    promise = limit if objective.quantile else f"({missed}), {limit} is required"
+    text = f"{objective.id}: {sum(result.misses.values())} of {result.n} {counted} missed {promise}"
+    text += f" ({missed})" if objective.quantile else ""
     if result.status == INVALID:
         return f"{objective.id}: {result.not_applicable} requests have no {objective.metric}, too many to judge it"
     if result.status == FAIL and objective.quantile == EVERY:

@@ -5,13 +5,14 @@ from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
-from slo_support import change_part, delayed, failing, make_run, to_toml
+from slo_support import SECOND, change_part, delayed, failing, make_run, to_toml
+from test_records import write_shards
 
 from loadtests import campaign
 from loadtests.explain import explain
 from loadtests.exports_text import junit, markdown
 from loadtests.fields import InvalidContract
-from loadtests.regression import BETTER, SAME, WORSE, baseline_of, compare, regressions
+from loadtests.regression import BETTER, SAME, WORSE, baseline_of, compare, not_compared, regressions, table_of
 from loadtests.report import build_report
 from loadtests.verdict import judge
 
@@ -78,7 +79,7 @@ def test_runs_of_other_contracts_are_not_compared(contract):
 def test_an_explanation_names_the_phase_that_made_requests_late(contract):
     """Wrong: people would look for a slow prefill where the queue was long."""
     text = explain(contract, make_run(contract, lambda r: delayed(r, 400) if r.index % 3 == 0 else r), "small.ttft")
-    assert text.startswith("small.ttft: FAIL. ttft: ")
+    assert text.startswith("small.ttft (p95 ttft <= 300 ms): FAIL. ttft: ")
     assert "dominant: queue, 400.00 ms more than the requests that met the limit" in text
 
     def slow_prefill(record):
@@ -136,8 +137,50 @@ def test_the_command_line_compares_explains_and_keeps_baselines(runs, capsys):
     assert "worse" in capsys.readouterr().out
     assert campaign.main(["--diff", second, first]) == 0
     assert campaign.main(["--recompute", first, "--explain", "small.ttft"]) == 0
-    assert "small.ttft: PASS" in capsys.readouterr().out
+    assert "small.ttft (p95 ttft <= 300 ms): PASS" in capsys.readouterr().out
     assert campaign.main(["--recompute", first, "--explain", "other.ttft"]) == 2
     (runs[0] / "bad.json").write_text(json.dumps({"schema": "x"}))
     assert campaign.main(["--recompute", first, "--baseline", str(runs[0] / "bad.json")]) == 2
     assert {"junit.xml", "report.md", "report.json", "report.html"} <= {path.name for path in runs[0].iterdir()}
+
+
+def test_a_run_in_which_requests_fail_is_no_better_one(contract):
+    """Wrong: the answers that never came would be left out, and the rest look faster."""
+    base = make_run(contract, lambda r: delayed(r, 200) if r.index % 4 == 0 else r)
+    failed = make_run(contract, lambda r: failing(r) if r.index % 4 == 0 else r)
+    found = {d.metric: d for d in compare(contract, base, failed)}
+    assert found["error_ratio"].outcome == WORSE
+    assert found["ttft_ms p95"].outcome == WORSE
+    assert "unbounded" in table_of(list(found.values()))
+    none = {d.metric: d.outcome for d in compare(contract, base, make_run(contract, failing))}
+    assert none == {name: WORSE for name in none}
+    sides = [baseline_of(contract, run) for run in (base, failed)]
+    (sentence,) = [text for text in regressions(*sides, 0.1) if "ttft" in text]
+    assert "is unbounded" in sentence
+
+
+def test_an_invalid_measurement_is_compared_with_nothing(contract, document, tmp_path, capsys):
+    """Wrong: a client that was late would be read as a service that got slower, or kept as what it should be."""
+    run = make_run(contract)
+    late = replace(run.profiles[0].shards[0], lag_ns=(SECOND,) * 40)
+    broken = change_part(run, shards=(late,))
+    (tmp_path / "contract.toml").write_text(to_toml(document))
+    raws = []
+    for name, each in (("good", run), ("bad", broken)):
+        (tmp_path / name).mkdir()
+        raws.append(str(write_shards(tmp_path / name, contract, each)))
+    given = ["--contract", str(tmp_path / "contract.toml")]
+    assert campaign.main(["--diff", *raws, *given]) == 3
+    assert "not compared: small: the measurement is invalid: " in capsys.readouterr().out
+    kept = baseline_of(contract, broken)
+    assert kept["profiles"] == {}
+    assert [text.partition(": the")[0] for text in not_compared(baseline_of(contract, run), kept)] == ["small"]
+    assert not_compared(kept, baseline_of(contract, run)) == ["small: the baseline has none"]
+    nothing = baseline_of(contract, replace(run, profiles=(), header={**run.header, "profiles": []}))
+    assert not_compared(baseline_of(contract, run), nothing) == ["small: was not run"]
+    assert explain(contract, broken, "small.ttft").startswith("INVALID measurement: lag: ")
+    capsys.readouterr()
+    file = tmp_path / "b.json"
+    file.write_text(json.dumps({**baseline_of(contract, run), "profiles": {"small": {"ttft_ms": {"value": "fast"}}}}))
+    assert campaign.main(["--recompute", raws[0], *given, "--baseline", str(file)]) == 2
+    assert "profiles.small.ttft_ms.value must be a number" in capsys.readouterr().err

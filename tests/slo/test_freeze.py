@@ -35,7 +35,7 @@ def test_one_freeze_of_2_s_fails_the_demo_and_nothing_else_in_it_would():
     assert broken(verdict) == []
     assert {name for name, status in statuses(verdict).items() if status == "FAIL"} == {"freeze"}
     assert verdict.exit_code == 1
-    assert any("freeze: 1 of 93 requests missed at most 1900 (1 late); no request may" in r for r in verdict.reasons)
+    assert any("freeze: 1 of 93 requests missed at most 1900 ms (1 late); no request may" in r for r in verdict.reasons)
 
 
 @pytest.mark.parametrize(("change", "status"), [(lambda r: r, "PASS"), (lambda r: delayed(r, 400), "FAIL")])
