@@ -16,6 +16,8 @@ from tritonforge.gateway.limits.quota import Quota
 from tritonforge.gateway.routing.router import Router
 from tritonforge.gateway.work import Work
 
+SETTLE_S = 5.0
+"""How long requests that were cut off at the end have, to free what they hold and to be recorded."""
 WATCH_S = 0.25
 """How often it is looked whether the keys of open requests are still valid."""
 
@@ -66,7 +68,11 @@ class Edge:
     metrics: EdgeMetrics = field(default_factory=EdgeMetrics)
     closers: Sequence[Callable[[], None]] = ()
     """Called once no request is left; they may block."""
+    trace_ratio: float = 0.0
+    """Share of the requests without a traceparent that are traced; 0 without a collector."""
     open: set[Revocable] = field(default_factory=set)
+    tasks: set[asyncio.Task] = field(default_factory=set)
+    """Those that answer; each is in it until its request is settled and recorded."""
 
     @contextlib.asynccontextmanager
     async def running(self):
@@ -76,6 +82,8 @@ class Edge:
             yield
         finally:
             watch.cancel()
+            if self.tasks:  # the server has cancelled them, and does not wait
+                await asyncio.wait(self.tasks, timeout=SETTLE_S)
             await self.router.close()
             await self.leases.close()
             for close in self.closers:

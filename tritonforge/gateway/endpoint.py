@@ -20,6 +20,7 @@ from tritonforge.gateway.api.replies import Reply, Usage
 from tritonforge.gateway.api.schemas import ChatRequest, CompletionRequest
 from tritonforge.gateway.edge import Edge
 from tritonforge.gateway.exchange import Exchange
+from tritonforge.gateway.limits.taking import to_the_end
 from tritonforge.gateway.responses import ClientGone, Sender, SlowClient, read_body, until_gone
 from tritonforge.gateway.routing.router import Route
 from tritonforge.gateway.work import Work, of_chat, of_completion
@@ -50,6 +51,15 @@ class GenerateEndpoint:
         self._edge, self._name, self._prefix, self._plan, self._reply = edge, name, prefix, plan, reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._edge.tasks.add(task)
+        try:
+            await self._serve(scope, receive, send)
+        finally:
+            self._edge.tasks.discard(task)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
         exchange = Exchange(self._edge, self._name, headers)
         sender = Sender(scope, send, self._edge.config.edge.slow_client_s)
@@ -128,7 +138,9 @@ class GenerateEndpoint:
         """Free everything, then tell what went wrong, if anybody is there to hear it."""
         status = sender.status or (error.status if error else 499)
         try:
-            await exchange.close(status, error)
+            await to_the_end(exchange.close(status, error))
+        except asyncio.CancelledError:  # the server stops: nothing more can be told
+            return
         except Exception:
             log.exception("request %s could not be settled", exchange.request_id)
         if error is None or sender.complete:
@@ -139,7 +151,7 @@ class GenerateEndpoint:
             else:
                 await sender.send_events([error.body()])
                 await sender.end_stream(done=False)
-        except SlowClient:
+        except (SlowClient, asyncio.CancelledError):
             pass
 
 

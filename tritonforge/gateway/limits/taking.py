@@ -1,4 +1,4 @@
-"""Takes something of a tenant's limits so that a request that is cancelled meanwhile keeps nothing of it."""
+"""Takes from a tenant's limits, and gives back, so that a request that is cancelled meanwhile keeps nothing of them."""
 
 import asyncio
 import contextlib
@@ -18,4 +18,14 @@ async def take(taking: Coroutine[Any, Any, Taken], give_back: Callable[[Taken], 
     except asyncio.CancelledError:
         with contextlib.suppress(Exception):
             await give_back(await task)
+        raise
+
+
+async def to_the_end(work: Coroutine[Any, Any, Taken]) -> Taken:
+    """What `work` returns. Who is cancelled meanwhile waits for its end, and is cancelled then; twice ends it at once."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
         raise
