@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 _USAGE = re.compile(rb'"usage": ?{')
@@ -30,15 +31,13 @@ class OpenAIStreams:
 
     async def ask(self, prompt: str | list[int], tokens: int) -> Timed:
         """Stream one answer of exactly `tokens` tokens. Raises RuntimeError when it is not that."""
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
         usage = {"stream": True, "stream_options": {"include_usage": True}}
         fields = {"model": self._model, "prompt": prompt, "max_tokens": tokens}
         body = json.dumps(fields | self._fields | usage).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._key}\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         start = time.perf_counter()
-        writer.write(head.encode() + body)
-        status = await reader.readline()
+        reader, writer, status = await self._send(head.encode() + body)
         if b" 200 " not in status:
             raise RuntimeError(f"{status.decode().strip()}: {(await reader.read(2000)).decode()}")
         times, last = [], b""
@@ -55,6 +54,19 @@ class OpenAIStreams:
             raise RuntimeError(f"asked for {tokens} tokens, the answer's usage says {counted}")
         self._idle.append((reader, writer))
         return Timed(times[0] - start, times[-1] - times[0])
+
+    async def _send(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+        """Send a request over a kept connection, or a new one where the server has closed it; and the status line."""
+        while self._idle:
+            reader, writer = self._idle.pop()
+            writer.write(request)
+            with suppress(ConnectionError):
+                if status := await reader.readline():
+                    return reader, writer, status
+            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        writer.write(request)
+        return reader, writer, await reader.readline()
 
     async def close(self) -> None:
         """Close the connections."""
