@@ -32,6 +32,12 @@ def test_a_body_that_is_no_json_is_refused_in_words_that_tell_nothing_of_the_int
     assert (told.value.code, told.value.message) == ("invalid_json", f"The body must be JSON: {why}")
 
 
+def test_an_error_is_short_however_long_the_key_is_that_it_names():
+    with pytest.raises(ApiError) as told:
+        read(CompletionRequest, b'{"model": "m", "prompt": "x", "%s": 1}' % (b"k" * 100_000))
+    assert told.value.code == "unknown_parameter" and len(str(told.value.body())) < 1000
+
+
 def test_a_header_takes_whatever_name_a_model_has():
     sent = []
 

@@ -41,6 +41,10 @@ class _Refused(ValueError):
     """Not JSON, for a reason that we name ourselves."""
 
 
+MOST_OF_A_NAME = 200
+"""Characters of a field's name in an error: a body may be all one key."""
+
+
 def _refuse_constant(name: str) -> None:
     raise _Refused(f"{name} is no JSON")
 
@@ -59,7 +63,7 @@ def _why(error: ValueError | RecursionError) -> str:
 def _told(error: ValidationError, content: JSON) -> ApiError:
     """What is wrong first; a rule that fails in a union's every branch is told for the branch that came furthest."""
     found = max(error.errors(include_url=False, include_context=False), key=lambda one: len(one["loc"]))
-    name = _place(found["loc"], content, missing=found["type"] == "missing")
+    name = _place(found["loc"], content, missing=found["type"] == "missing")[:MOST_OF_A_NAME]
     if found["type"] == "extra_forbidden":
         return invalid(name, f"Unknown parameter: '{name}'.", "unknown_parameter")
     if found["type"] == "missing":

@@ -22,7 +22,7 @@ async def take(taking: Coroutine[Any, Any, Taken], give_back: Callable[[Taken], 
 
 
 async def to_the_end(work: Coroutine[Any, Any, Taken]) -> Taken:
-    """What `work` returns. Who is cancelled meanwhile waits for its end, and is cancelled then; twice ends it at once."""
+    """What `work` returns. Who is cancelled meanwhile waits for its end first; a second time ends it."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
