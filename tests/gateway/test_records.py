@@ -24,6 +24,9 @@ from tritonforge.gateway.accounting import background
 from tritonforge.gateway.accounting.audit import AuditFiles
 from tritonforge.gateway.accounting.background import Background
 from tritonforge.gateway.accounting.config import Price
+from tritonforge.gateway.accounting.edge_families import FAMILIES
+from tritonforge.gateway.accounting.keepers import trace
+from tritonforge.gateway.accounting.metrics_server import metrics_server
 from tritonforge.gateway.accounting.records import Content, Record
 from tritonforge.gateway.accounting.usage import UsageFile, read_usage
 from tritonforge.gateway.accounting.usage_command import table_of_usage
@@ -104,12 +107,14 @@ def test_every_request_is_one_line_and_content_only_of_who_wants_it(tmp_path, ke
     assert (found["open"].requests, found["open"].failed) == (2, 1)
 
 
-def metrics_of(gateway, **headers):
-    answer = httpx2.get(f"{gateway.url}/metrics", headers=headers, trust_env=False)
-    assert answer.status_code == 200, answer.text
+def metrics_of(gateway):
+    return parsed(gateway.edge.metrics.exposition().decode())
+
+
+def parsed(text):
     return {
         (sample.name.removeprefix("tritonforge_gateway_"), *sorted(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(answer.text)
+        for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
 
@@ -147,7 +152,125 @@ def test_metrics_are_for_who_has_the_token(tmp_path, monkeypatch):
     ):
         for headers in ({}, {"Authorization": "Bearer wrong"}, gateway.bearer()):
             assert httpx2.get(f"{gateway.url}/metrics", headers=headers, trust_env=False).status_code == 403
-        assert metrics_of(gateway, Authorization="Bearer scrape-me")
+        answer = httpx2.get(f"{gateway.url}/metrics", headers={"Authorization": "Bearer scrape-me"}, trust_env=False)
+        assert answer.status_code == 200 and ("requests_open",) in parsed(answer.text)
+
+
+def test_without_a_token_the_metrics_are_on_their_own_port_alone(kept):
+    """Wrong: behind a proxy on the same machine every client is local, and would read every tenant's counts."""
+    gateway, _, _ = kept
+    ask(gateway, "m")
+    gateway.await_records(1)
+    assert httpx2.get(f"{gateway.url}/metrics", trust_env=False).status_code == 403
+    with metrics_server(gateway.edge.metrics, "127.0.0.1", 0) as url:
+        found = parsed(httpx2.get(url, trust_env=False).text)
+        assert found["requests_total", "200", "chat", "m", "ok"] == 1
+        assert found["records_lost_total", "audit"] == found["records_delay_seconds", "usage"] == 0
+        port = int(url.rpartition(":")[2].removesuffix("/metrics"))
+        with (
+            pytest.raises(SetupError, match="--metrics-port"),
+            metrics_server(gateway.edge.metrics, "127.0.0.1", port),
+        ):
+            pass
+    with metrics_server(gateway.edge.metrics, "127.0.0.1", None) as url:
+        assert url is None
+
+
+def test_the_families_that_are_listed_are_those_that_are_scraped(kept):
+    gateway, _, _ = kept
+    text = gateway.edge.metrics.exposition().decode()
+    scraped = {
+        (family.name + ("_total" if family.type == "counter" else ""), family.type, family.documentation)
+        for family in text_string_to_metric_families(text)
+        if not family.name.endswith("_created")
+    }
+    assert scraped == {(one.name, one.kind, one.help) for one in FAMILIES}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--port", "70000"],
+        ["--metrics-port", "-1"],
+        ["--drain-timeout", "nan"],
+        ["--drain-timeout", "inf"],
+        ["--trace-ratio", "2"],
+        ["--otlp-endpoint", "collector:4318"],
+    ],
+)
+def test_a_number_or_address_that_means_nothing_is_refused_by_name(capsys, arguments):
+    from tritonforge.cli import main
+
+    assert main(["gateway", "--no-keys", "--triton", "127.0.0.1:1", *arguments]) == 1
+    assert arguments[0].lstrip("-").replace("-", " ").split()[-1] in capsys.readouterr().err
+
+
+def test_the_span_of_a_request_is_a_servers_with_the_ids_that_were_handed_on(tmp_path):
+    """Wrong: the decoder's spans would be children of a span that nobody has."""
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    exporter = InMemorySpanExporter()
+    with (
+        tritons("a") as (a,),
+        serve_gateway(None, None, tmp_path, {"models": {"m": {"replicas": [a.url]}}}) as gateway,
+    ):
+        trace(gateway.edge, "http://127.0.0.1:1", 0.0, exporter)
+        ask(gateway, "m", headers={"traceparent": parent})
+        ask(gateway, "m", headers={"traceparent": parent.removesuffix("1") + "0"})
+        ask(gateway, "m")
+        gateway.edge.trace_ratio = 1.0
+        ask(gateway, "m")
+        a.refuse = "INTERNAL: /secret exploded"
+        ask(gateway, "m")
+        gateway.await_records(5)
+        handed = [one["traceparent"].split("-") for one in a.options]
+    first, begun, failed = exporter.get_finished_spans()
+    assert [one[3] for one in handed] == ["01", "00", "00", "01", "01"]
+    for span, (_, trace_id, span_id, _) in ((first, handed[0]), (begun, handed[3]), (failed, handed[4])):
+        assert (f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}") == (trace_id, span_id)
+        assert (span.name, span.kind.name) == ("POST /v1/chat/completions", "SERVER")
+        assert span.end_time > span.start_time > 1e18
+    assert f"{first.parent.span_id:016x}" == "00f067aa0ba902b7" and begun.parent is None
+    told = dict(first.attributes)
+    assert (told["gen_ai.request.model"], told["gen_ai.usage.output_tokens"]) == ("m", TOKENS)
+    assert (told["http.response.status_code"], told["tritonforge.replica"]) == (200, a.url)
+    assert "error.type" not in told and not first.status.description
+    assert failed.status.status_code.name == "ERROR" and failed.attributes["error.type"] == "internal_error"
+    assert "Hello" not in json.dumps([dict(one.attributes) for one in (first, begun, failed)])
+
+
+def test_streams_that_are_cut_at_the_end_are_told_recorded_and_settled(tmp_path):
+    """Wrong: the server would end before the cut requests have: no error event, no line in the audit, no usage."""
+    with tritons("a") as (a,):
+        a.hold_at = 2
+        tables = {
+            "models": {"m": {"replicas": [a.url]}},
+            "audit": {"folder": str(tmp_path / "audit")},
+            "usage": {"file": str(tmp_path / "usage.sqlite")},
+        }
+        with serve_gateway(None, None, tmp_path, tables, keep=True) as gateway:
+            body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "Hello you"}]}
+            with httpx2.stream(
+                "POST",
+                f"{gateway.url}/v1/chat/completions",
+                json=body,
+                headers=gateway.bearer(),
+                timeout=60,
+                trust_env=False,
+            ) as answer:
+                pieces = answer.iter_text()
+                seen = next(pieces)
+                assert a.held.acquire(timeout=60)
+                gateway.stop()
+                seen += "".join(pieces)
+        error = json.loads(seen.strip().splitlines()[-1].removeprefix("data: "))["error"]
+        assert error["code"] == "unavailable" and "stops" in error["message"] and "[DONE]" not in seen
+        assert a.cancelled == a.began
+        (line,) = lines_of(tmp_path / "audit")
+        assert (line["status"], line["outcome"], line["completion_tokens"]) == (200, "failed", 2)
+        (used,) = read_usage(tmp_path / "usage.sqlite")
+        assert used.completion_tokens == 2
 
 
 def test_a_file_of_the_audit_is_removed_when_its_days_are_over(tmp_path):
@@ -167,7 +290,7 @@ def test_content_that_no_encoding_has_is_kept_and_does_not_stop_the_audit(tmp_pa
 
 
 def test_records_wait_while_a_disk_is_full_and_none_is_lost(monkeypatch):
-    """Wrong: a file system that is full for a minute, or a locked SQLite file, would cost records of a tenant's bill."""
+    """Wrong: a file system that is full for a minute, or a locked SQLite file, would cost lines of a tenant's bill."""
     monkeypatch.setattr(background, "FIRST_WAIT_S", 0.01)
     lost, written, tried = [], [], threading.Semaphore(0)
     errors = [OSError(28, "No space left on device"), sqlite3.OperationalError("database is locked")]

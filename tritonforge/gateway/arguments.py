@@ -5,6 +5,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from tritonforge.observation.command import add_trace_arguments
+
 
 def add_parsers(commands: Any) -> None:
     """Add both commands to the command line."""
@@ -24,6 +26,10 @@ def add_parsers(commands: Any) -> None:
     command.add_argument("--port", type=int, default=8080, help="0: a free one (default: %(default)s)")
     drain = "seconds that open streams have to end after a signal (default: %(default)g)"
     command.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help=drain)
+    metrics = "a port for metrics alone, for everybody who reaches it (0: a free one; default: none)"
+    command.add_argument("--metrics-port", type=int, metavar="PORT", help=metrics)
+    command.add_argument("--metrics-address", default="127.0.0.1", help="of that port (default: %(default)s)")
+    add_trace_arguments(command)
     command.set_defaults(run=_gateway)
     command = commands.add_parser("keys", help="create, revoke or list API keys of the gateway")
     actions = command.add_subparsers(required=True, metavar="action", dest="action")

@@ -15,7 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tritonforge.errors import InvalidRequest, SetupError
 from tritonforge.gateway.accounting.edge_metrics import EdgeMetrics
-from tritonforge.gateway.accounting.keepers import keep_records
+from tritonforge.gateway.accounting.keepers import keep_records, trace
+from tritonforge.gateway.accounting.metrics_server import metrics_server
 from tritonforge.gateway.api.formats import FormatHook
 from tritonforge.gateway.app import make_app
 from tritonforge.gateway.config import GatewayConfig
@@ -30,6 +31,7 @@ from tritonforge.gateway.routing.config import RoutingConfig
 from tritonforge.gateway.routing.router import ModelInfo, Router
 from tritonforge.gateway.tokens import ReleaseTokens
 from tritonforge.launch.ports import is_loopback
+from tritonforge.observation.observation import Observation
 from tritonforge.release import Release
 
 MODEL_WITHOUT_RELEASE = "llm"
@@ -56,6 +58,7 @@ class Protocol(HttpToolsProtocol):
 
 def gateway(arguments: argparse.Namespace) -> int:
     """Serve the API until SIGINT or SIGTERM; with a release and no Triton, serve that as well."""
+    _check(arguments)
     config = GatewayConfig.read(arguments.config)
     given = arguments.release is not None or arguments.triton is not None
     if given == bool(config.routing.models):
@@ -69,8 +72,19 @@ def gateway(arguments: argparse.Namespace) -> int:
             models: Models = {info.name: (info, urls)}
         else:
             models = models_of(config.routing)
-        asyncio.run(_serve(config, keys, models, listener, arguments.drain_timeout))
+        asyncio.run(_serve(config, keys, models, listener, arguments))
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise InvalidRequest for a number that nothing below can take."""
+    if not 0 <= arguments.drain_timeout < math.inf:
+        raise InvalidRequest(f"--drain-timeout must be a number of seconds of 0 or more, got {arguments.drain_timeout}")
+    for name in ("port", "metrics_port"):
+        port = getattr(arguments, name)
+        if port is not None and not 0 <= port <= 65535:
+            raise InvalidRequest(f"--{name.replace('_', '-')} must be in [0, 65535], got {port}")
+    Observation(otlp_endpoint=arguments.otlp_endpoint or None, trace_ratio=arguments.trace_ratio)
 
 
 def models_of(config: RoutingConfig) -> Models:
@@ -96,14 +110,22 @@ async def _serve(
     keys: KeyStore | None,
     models: Models,
     listener: socket.socket,
-    drain_timeout_s: float,
+    arguments: argparse.Namespace,
 ) -> None:
-    host, port = listener.getsockname()[:2]
-    print(f"gateway of {', '.join(models)}\n  API      http://{host}:{port}/v1\nCtrl-C drains and stops.", flush=True)
     metrics = EdgeMetrics()
     edge = make_edge(config, keys, AliasRouter(config.routing, models, metrics), metrics)
     keep_records(edge)
-    await http_server(edge, drain_timeout_s).serve(sockets=[listener])
+    trace(edge, arguments.otlp_endpoint or None, arguments.trace_ratio)
+    with metrics_server(metrics, arguments.metrics_address, arguments.metrics_port) as metrics_url:
+        host, port = listener.getsockname()[:2]
+        print(f"gateway of {', '.join(models)}\n  API      http://{host}:{port}/v1")
+        print(f"  metrics  {metrics_url}" if metrics_url else "", end="\n" if metrics_url else "")
+        print("Ctrl-C drains and stops.", flush=True)
+        try:
+            await http_server(edge, arguments.drain_timeout).serve(sockets=[listener])
+        finally:  # a second signal skips what the application does at its end
+            for close in edge.closers:
+                close()
 
 
 def make_edge(config: GatewayConfig, keys: KeyStore | None, router: Router, metrics: EdgeMetrics | None = None) -> Edge:

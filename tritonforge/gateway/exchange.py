@@ -51,7 +51,7 @@ class Exchange:
         self.key_id = ""
         self.work: Work | None = None
         self.route: Route | None = None
-        self.trace = Trace.of_header(headers.get("traceparent", ""))
+        self.trace = Trace.of_header(headers.get("traceparent", ""), edge.trace_ratio)
         self.headers = {"x-request-id": self.request_id, "traceparent": self.trace.traceparent}
         self.outcome: str | None = None
         self.task: asyncio.Task | None = None
@@ -226,6 +226,7 @@ class Exchange:
             trace_id=self.trace.trace_id,
             span_id=self.trace.span_id,
             parent_id=self.trace.parent,
+            sampled=self.trace.sampled,
             filtered=tuple(self._progress.filtered),
             content=self._content(work) if self.tenant.audit_content else None,
             **_who(served),

@@ -22,6 +22,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--log-level", choices=LEVELS, default=defaults.log_level, help="(default: %(default)s)")
     command.add_argument("--log-content", action="store_true", help="log prompts and answers with their requests")
     command.add_argument("--request-log", type=Path, help="one line a request goes here (default: tritonserver's log)")
+    add_trace_arguments(command)
+    command.add_argument(
+        "--stall-timeout",
+        type=float,
+        default=defaults.stall_timeout_s,
+        metavar="S",
+        help="a step that takes longer has the server replaced (default: %(default)g)",
+    )
+
+
+def add_trace_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of who makes spans: `serve` and `gateway`."""
+    defaults = Observation()
     command.add_argument(
         "--otlp-endpoint",
         default=os.environ.get(OTLP_VARIABLE),
@@ -34,13 +47,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         default=defaults.trace_ratio,
         metavar="R",
         help="share of requests without a traceparent that are traced (default: %(default)g)",
-    )
-    command.add_argument(
-        "--stall-timeout",
-        type=float,
-        default=defaults.stall_timeout_s,
-        metavar="S",
-        help="a step that takes longer has the server replaced (default: %(default)g)",
     )
 
 

@@ -24,6 +24,7 @@ def line_of(record: Record) -> dict[str, Any]:
     line = asdict(record)
     started = datetime.fromtimestamp(line.pop("started"), UTC)
     content = line.pop("content")
+    del line["sampled"]
     for name in ("first_token_ms", "duration_ms"):
         line[name] = None if line[name] is None else round(line[name], 3)
     told = {"time": started.isoformat(timespec="milliseconds")} | line

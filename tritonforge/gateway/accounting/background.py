@@ -34,6 +34,7 @@ class Background(Generic[Item]):
         self._queue: queue.Queue[Item | None] = queue.Queue(MOST_WAITING)
         self._closed = threading.Event()
         self._ends = 0.0
+        self._refused_since: float | None = None
         self._unwritten = 0
         self._full = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -53,6 +54,12 @@ class Background(Generic[Item]):
             self._full = True
         else:
             self._full = False
+
+    @property
+    def delay_s(self) -> float:
+        """For how long nothing can be written; 0 when it can."""
+        since = self._refused_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def close(self) -> None:
         """Write what is left, for up to CLOSE_S, and end. May be called again."""
@@ -106,8 +113,11 @@ class Background(Generic[Item]):
         wait_s = FIRST_WAIT_S
         while True:
             try:
-                return self._write(items)
+                self._write(items)
+                self._refused_since = None
+                return
             except PASSES as error:
+                self._refused_since = self._refused_since or time.monotonic()
                 if self._closed.is_set() and time.monotonic() >= self._ends:
                     raise
                 log.error("%s: %d records cannot be written, and are tried again: %s", self._name, len(items), error)

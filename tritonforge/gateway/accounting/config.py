@@ -69,7 +69,7 @@ class Price:
 
 @dataclass(frozen=True)
 class MetricsTable:
-    """[metrics]: who may read /metrics: who has the token in the variable `token_env`; without it, loopback only."""
+    """[metrics]: who may read /metrics of the API's port: who has the token in the variable `token_env`, or nobody."""
 
     token_env: str | None = None
 

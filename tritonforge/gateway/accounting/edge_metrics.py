@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from tritonforge.gateway.accounting.edge_families import BY_NAME, SECONDS
 from tritonforge.gateway.accounting.records import Record
 
 if TYPE_CHECKING:  # it imports what imports this
     from tritonforge.gateway.routing.alias_router import AliasRouter
 
-PREFIX = "tritonforge_gateway_"
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 MOST_TENANTS = 100
 """Tenants beyond that are counted together, as `other`: a series each has a price."""
 
@@ -23,23 +22,25 @@ class EdgeMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._tenants: set[str] = set()
-        self._requests = self._counter("requests", "Requests by outcome", "endpoint", "model", "outcome", "status")
-        self._denied = self._counter("unauthorized", "Requests without a valid key", "endpoint")
-        self._tokens = self._counter("tokens", "Tokens, as they are charged", "tenant", "kind")
-        self._tenant_requests = self._counter("tenant_requests", "Requests by tenant", "tenant", "outcome")
-        self._tries = self._counter("tries", "Tries at a place by how they ended", "model", "replica", "result")
-        self._fallbacks = self._counter("fallbacks", "Answers of another model", "alias", "model", "reason")
-        self._filtered = self._counter("filter_matches", "Requests in which a rule matched", "stage", "rule", "action")
-        self._lost = self._counter("records_lost", "Records that could not be written", "what")
-        self._duration = self._histogram("request_duration_seconds", "From a request's arrival to its end", "endpoint")
-        self._first = self._histogram("first_token_seconds", "From a request's arrival to its first token", "model")
-        self._open = Gauge(f"{PREFIX}requests_open", "Requests that are being answered", registry=self.registry)
+        self._requests, self._denied = self._counter("requests_total"), self._counter("unauthorized_total")
+        self._tokens, self._tenant_requests = self._counter("tokens_total"), self._counter("tenant_requests_total")
+        self._tries, self._fallbacks = self._counter("tries_total"), self._counter("fallbacks_total")
+        self._filtered, self._lost = self._counter("filter_matches_total"), self._counter("records_lost_total")
+        self._duration = self._histogram("request_duration_seconds")
+        self._first = self._histogram("first_token_seconds")
+        self._open, self._delay = self._gauge("requests_open"), self._gauge("records_delay_seconds")
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(PREFIX + name, text, labels, registry=self.registry)
+    def _counter(self, name: str) -> Counter:
+        family = BY_NAME[name]
+        return Counter(family.short, family.help, family.labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(PREFIX + name, text, labels, buckets=SECONDS, registry=self.registry)
+    def _gauge(self, name: str) -> Gauge:
+        family = BY_NAME[name]
+        return Gauge(family.short, family.help, family.labels, registry=self.registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        family = BY_NAME[name]
+        return Histogram(family.short, family.help, family.labels, buckets=SECONDS, registry=self.registry)
 
     def watch(self, router: "AliasRouter", count_open: Callable[[], int]) -> None:
         """Read these at each scrape."""
@@ -77,6 +78,11 @@ class EdgeMetrics:
         """Records of the audit, or the usage, could not be written."""
         self._lost.labels(what).inc(count)
 
+    def writes(self, what: str, delay_s: Callable[[], float]) -> None:
+        """Records of this kind are written; `delay_s` tells for how long they cannot be."""
+        self._lost.labels(what)  # at 0: an alert on a series that appears with its first event would miss it
+        self._delay.labels(what).set_function(delay_s)
+
     def exposition(self) -> bytes:
         """What /metrics answers."""
         return generate_latest(self.registry)
@@ -96,14 +102,14 @@ class Places:
 
     def collect(self) -> Iterator[Metric]:
         """One gauge of each kind."""
-        labels = ["model", "replica"]
-        ready = GaugeMetricFamily(f"{PREFIX}replica_ready", "Whether the replica says it is ready", labels=labels)
-        busy = GaugeMetricFamily(f"{PREFIX}replica_outstanding", "Requests that it works on", labels=labels)
-        state = GaugeMetricFamily(
-            f"{PREFIX}breaker_state", "Its breaker: 0 closed, 1 lets one try, 2 open", labels=labels
-        )
+        ready, busy, state = (_gauge(name) for name in ("replica_ready", "replica_outstanding", "breaker_state"))
         for model, desk in self._router.desks():
             ready.add_metric([model, desk.name], float(desk.healthy))
             busy.add_metric([model, desk.name], desk.outstanding)
             state.add_metric([model, desk.name], int(desk.breaker.state))
         yield from (ready, busy, state)
+
+
+def _gauge(name: str) -> GaugeMetricFamily:
+    family = BY_NAME[name]
+    return GaugeMetricFamily(family.name, family.help, labels=family.labels)

@@ -43,6 +43,24 @@ def keep_records(edge: Edge) -> None:
     edge.closers = (*edge.closers, *(writer.close for writer in writers))
 
 
+def trace(edge: Edge, endpoint: str | None, ratio: float, exporter: Any = None) -> None:
+    """Let spans of the edge be sent to an OTLP collector, if there is one; `ratio` as in Observation.
+
+    Raises SetupError when OpenTelemetry is not installed, which nothing else needs.
+    """
+    if endpoint is None:
+        return
+    try:
+        from tritonforge.gateway.accounting.spans import EdgeSpans
+    except ImportError as error:
+        remedy = "run `pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http`"
+        raise SetupError(f"traces need OpenTelemetry: {error}; {remedy}") from None
+    spans = EdgeSpans(endpoint, exporter)
+    edge.trace_ratio = ratio
+    edge.observers = (*edge.observers, spans.observe)
+    edge.closers = (*edge.closers, spans.close)
+
+
 def _writer(
     what: str, make: Callable[[], Any], path: Path, edge: Edge, *, configured: bool
 ) -> list[Background[Record]]:
@@ -53,4 +71,6 @@ def _writer(
             raise SetupError(f"{path} of [{what}] cannot be written: {error}; choose another place") from None
         log.warning("no %s is kept: %s cannot be written (%s); choose a place in [%s]", what, path, error, what)
         return []
-    return [Background(what, kept.write, partial(edge.metrics.lost, what))]
+    writer: Background[Record] = Background(what, kept.write, partial(edge.metrics.lost, what))
+    edge.metrics.writes(what, lambda: writer.delay_s)
+    return [writer]

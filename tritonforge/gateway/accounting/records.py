@@ -27,7 +27,8 @@ class Record:
     token. Durations count from the arrival of the whole request; `started` is in seconds since 1970.
 
     `served_model`, `replica` and `version` say who answered, `fallback` why it was not the first choice (Served).
-    `filtered` names the rules of filters that matched, each once, as `stage:rule:action`.
+    `sampled`: the request is traced, by its client's wish or by chance. `filtered` names the rules of filters that
+    matched, each once, as `stage:rule:action`.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class Record:
     trace_id: str = ""
     span_id: str = ""
     parent_id: str = ""
+    sampled: bool = False
     filtered: tuple[str, ...] = ()
     content: Content | None = None
 

@@ -22,8 +22,10 @@ class Trace:
     flags: str = "00"
 
     @classmethod
-    def of_header(cls, value: str) -> "Trace":
-        """A child of what the client sent; a new trace, not sampled, when that is absent or malformed."""
+    def of_header(cls, value: str, ratio: float = 0.0) -> "Trace":
+        """A child of what the client sent, sampled as that is; when it is absent or malformed a new trace, of which a
+        share of `ratio` is sampled: by the id, as OpenTelemetry's TraceIdRatioBased does.
+        """
         found = _FORM.fullmatch(value.strip())
         good = (
             found is not None
@@ -33,9 +35,16 @@ class Trace:
             and set(found["span"]) != {"0"}
         )
         if found is None or not good:
-            return cls(secrets.token_hex(16), secrets.token_hex(8))
+            trace_id = secrets.token_hex(16)
+            sampled = int(int(trace_id[16:], 16) < round(ratio * 2**64))
+            return cls(trace_id, secrets.token_hex(8), flags=f"{sampled:02x}")
         sampled = int(found["flags"], 16) & 1
         return cls(found["trace"], secrets.token_hex(8), found["span"], f"{sampled:02x}")
+
+    @property
+    def sampled(self) -> bool:
+        """Whether spans are made of it."""
+        return self.flags == "01"
 
     @property
     def traceparent(self) -> str:

@@ -67,8 +67,9 @@ class Alias:
 
     `models` is one name, or shares by name that add up to 1; `pins` has tenants whose model is fixed, `releases` those
     that always get a server's stable or canary release. `fallback` names what is asked in turn when the model cannot
-    answer, for the reasons in `retry_on`, which also allow another replica. Seconds: `first_token_s` of a streamed
-    answer per try, `gap_s` between its chunks, `deadline_s` of the whole request (None: none).
+    answer, for the reasons in `retry_on`, which also allow another replica: `max_tries` at those of each model. In
+    seconds: `first_token_s` of a streamed answer per try, `gap_s` between its chunks, `deadline_s` of the whole request
+    (None: none).
     """
 
     name: str

@@ -5,29 +5,37 @@ by the provider; before its answer they are estimated.
 """
 
 import json
-import os
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import httpx2
 
 from tritonforge.client import Chunk
-from tritonforge.errors import InvalidRequest, Overloaded, SetupError, TritonForgeError
+from tritonforge.errors import InvalidRequest, Overloaded, TritonForgeError
 from tritonforge.gateway.api.fields import EXTENSIONS
 from tritonforge.gateway.api.schemas import ChatRequest, CompletionRequest
 from tritonforge.gateway.routing.attempts import Attempt, Desk, Fitted, NotHere
 from tritonforge.gateway.routing.backend import Generation, Prompt, Unreachable
 from tritonforge.gateway.routing.breaker import BreakerPolicy, CircuitBreaker
 from tritonforge.gateway.routing.config import ManagedTable
-from tritonforge.gateway.routing.managed_chunks import ChunkReader
+from tritonforge.gateway.routing.managed_chunks import BYTES_PER_TOKEN, ChunkReader
 from tritonforge.gateway.routing.model_info import ModelInfo, Served
 from tritonforge.gateway.routing.router import Caller
+from tritonforge.gateway.tables import secret_of
 from tritonforge.launch.ports import is_loopback
 
-BYTES_PER_TOKEN = 3
-"""What a prompt's tokens are estimated by, on the careful side."""
+NO_LIMIT = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+"""A request that waited for a connection would look like a late answer, and open the breaker: tenants have limits."""
+MOST_TOLD_BYTES = 500
+"""Of what a refusal says; it goes to the log."""
 OURS = frozenset(EXTENSIONS) - {"timeout_ms"}
 """Fields that no other API has; timeout_ms is kept by the router."""
+
+
+REFUSALS = (400, 413, 422)
+"""Statuses that are about the request; any other is about the API, or the account."""
+log = logging.getLogger(__name__)
 
 
 class ManagedModel:
@@ -40,15 +48,14 @@ class ManagedModel:
         self._desk = Desk(table.name, CircuitBreaker(breaker))
         headers = {}
         if table.key_env is not None:
-            key = os.environ.get(table.key_env)
-            if not key:
-                raise SetupError(f"[managed.{table.name}] needs its key in the variable {table.key_env}; set it")
+            key = secret_of(f"[managed.{table.name}] needs its key", table.key_env)
             headers["Authorization"] = f"Bearer {key}"
         url = httpx2.URL(table.base_url.rstrip("/") + "/")
         self._client = httpx2.AsyncClient(
             base_url=url,
             headers=headers,
             timeout=httpx2.Timeout(None, connect=table.connect_s),
+            limits=NO_LIMIT,
             trust_env=not is_loopback(f"{url.host}:{url.port or 443}"),
         )
 
@@ -91,7 +98,8 @@ class ManagedModel:
             if caller.traceparent:
                 headers["traceparent"] = caller.traceparent
             body = body_of(fitted, self._table.model)
-            return ManagedGeneration(self._client.build_request("POST", path, json=body, headers=headers), self._client)
+            request = self._client.build_request("POST", path, json=body, headers=headers)
+            return ManagedGeneration(request, self._client, len(fitted.prompt.token_ids))
 
         return Attempt(self._desk, start, self.info)
 
@@ -119,14 +127,16 @@ def body_of(fitted: Fitted, model: str) -> dict[str, Any]:
 class ManagedGeneration:
     """See Generation: one request of the API."""
 
-    def __init__(self, request: httpx2.Request, client: httpx2.AsyncClient) -> None:
+    def __init__(self, request: httpx2.Request, client: httpx2.AsyncClient, prompt_tokens: int) -> None:
+        """`prompt_tokens` is what is charged unless the API counts them."""
         self._request, self._client = request, client
+        self._reader = ChunkReader(prompt_tokens)
         self._response: httpx2.Response | None = None
         self.served: Served | None = None
 
     async def chunks(self) -> AsyncIterator[Chunk]:
         """See Generation."""
-        reader = ChunkReader()
+        reader = self._reader
         try:
             self._response = await self._client.send(self._request, stream=True)
             if self._response.status_code != 200:
@@ -140,17 +150,17 @@ class ManagedGeneration:
                 for chunk in reader.push(_event(data)):
                     yield chunk
             yield reader.last()
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise Unreachable(f"{type(error).__name__}: {error}") from None
         finally:
             if self._response is not None:
                 await self._response.aclose()
 
     async def abandon(self) -> dict[str, int] | None:
-        """See Generation: the connection is closed; what it cost is not told."""
+        """See Generation: the connection is closed; the API does not tell what it cost, so that is estimated."""
         if self._response is not None:
             await self._response.aclose()
-        return None
+        return self._reader.statistics() if self._reader.begun else None
 
 
 def _event(data: str) -> dict[str, Any]:
@@ -164,11 +174,17 @@ def _event(data: str) -> dict[str, Any]:
 
 
 async def _refusal(response: httpx2.Response) -> TritonForgeError:
-    """What a status other than 200 stands for. Its text is for the log: it may name the account."""
-    text = (await response.aread())[:500].decode(errors="replace")
+    """What a status other than 200 stands for. Its text is for the log alone: it may name the account."""
+    told = bytearray()
+    async for part in response.aiter_bytes():
+        told += part
+        if len(told) >= MOST_TOLD_BYTES:
+            break
     status = response.status_code
+    text = told[:MOST_TOLD_BYTES].decode(errors="replace")
+    log.warning("a managed API answered %d: %s", status, text)
     if status == 429:
-        return Overloaded(f"the managed API answered 429: {text}")
-    if status in (401, 403, 404) or status >= 500:
-        return TritonForgeError(f"the managed API answered {status}: {text}")
-    return InvalidRequest(f"the managed API answered {status}: {text}")
+        return Overloaded("the managed API answered 429")
+    if status in REFUSALS:
+        return InvalidRequest(f"the model that answers in place of another refuses the request ({status})")
+    return TritonForgeError(f"the managed API answered {status}")

@@ -36,6 +36,7 @@ class Replica(Desk):
         self.backend = backend
         self.route: Route | None = None
         self._refused = 0
+        self._told = False
 
     @property
     def healthy(self) -> bool:
@@ -43,13 +44,30 @@ class Replica(Desk):
         return self._refused < UNHEALTHY_AFTER
 
     async def look(self) -> None:
-        """Ask whether it is ready, and for its releases."""
-        ready, route = await asyncio.gather(self.backend.ready(), self.backend.route())
+        """Ask whether it is ready, and for its releases; while it does not tell these, what it told last holds."""
+        ready, told = await asyncio.gather(self.backend.ready(), self._ask_route(), return_exceptions=True)
+        if isinstance(ready, BaseException):
+            raise ready
+        if isinstance(told, BaseException) and not isinstance(told, TritonForgeError):
+            raise told
         was = self.healthy
         self._refused = 0 if ready else self._refused + 1
-        self.route = route
         if was != self.healthy:
             log.warning("replica %s is %s", self.name, "ready" if self.healthy else "not ready")
+
+    async def known(self) -> bool:
+        """Ask for its releases unless it has told them before; whether it tells of some only now.
+
+        A gateway may be asked before its first look around. Raises TritonForgeError.
+        """
+        if self._told:
+            return False
+        await self._ask_route()
+        return self.route is not None
+
+    async def _ask_route(self) -> None:
+        self.route = await self.backend.route()
+        self._told = True
 
     def target(self, caller: Caller) -> Target | None:
         """The release that answers the caller; None for a server that tells none."""
@@ -72,7 +90,10 @@ class ReplicatedModel:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.gather(*(replica.look() for replica in self.replicas))
+            found = await asyncio.gather(*(replica.look() for replica in self.replicas), return_exceptions=True)
+            for replica, error in zip(self.replicas, found, strict=True):
+                if isinstance(error, Exception):  # the others are watched on
+                    log.error("replica %s cannot be looked at: %r", replica.name, error)
             await asyncio.sleep(self._limits.health_s)
 
     @property
@@ -103,6 +124,7 @@ class ReplicatedModel:
             tried.add(replica.name)
             given = replica.breaker.enter()
             try:
+                await replica.known()
                 prompt = await self._tokenize_at(replica, replica.target(caller), text, options)
             except TritonForgeError as error:
                 (replica.breaker.failed if is_breakage(error) else replica.breaker.left)(given)
@@ -154,8 +176,11 @@ class ReplicatedModel:
         self._prefixes.learn(keys, replica.name)
 
         async def start() -> Generation:
-            asked = prompt
-            if target is not None and prompt.digest and prompt.digest != target.digest:
+            if await replica.known():
+                tried.discard(replica.name)
+                raise Overloaded(f"the releases of {replica.name} became known only now")
+            asked, digest = prompt, target.digest if target else ""
+            if prompt.made_by and prompt.digest != digest:  # another release may have another tokenizer
                 asked = await self._tokenize_at(replica, target, prompt.text, prompt.options)
             version = str(target.version) if target else ""
             return replica.backend.generate(asked, fitted.options, request_id, fitted.work, version)

@@ -4,10 +4,12 @@ The router makes one for each request. A try ends, and is cancelled where it run
 answer is written twice; once a chunk was passed on, a failure is told and not repaired.
 """
 
+import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tritonforge.client import Chunk
 from tritonforge.errors import DeadlineExceeded, Overloaded, TritonForgeError
@@ -18,6 +20,9 @@ from tritonforge.gateway.routing.config import Alias
 from tritonforge.gateway.routing.model_info import Served
 from tritonforge.gateway.routing.router import Caller
 from tritonforge.gateway.work import Work
+
+log = logging.getLogger(__name__)
+Made = TypeVar("Made")
 
 
 class Watcher(Protocol):
@@ -43,12 +48,31 @@ class RoutedBackend:
         first: TritonForgeError | None = None
         for place in self.places:
             try:
-                return await place.tokenize(text, options, self.caller)
+                return await self.in_time(place.tokenize(text, options, self.caller))
+            except DeadlineExceeded:
+                raise
             except TritonForgeError as error:
                 if first is None and reason_of(error) not in self.alias.retry_on:
                     raise
                 first = first or error
         raise first or Overloaded("no place can be asked")
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the request's own end; None without one."""
+        return None if self.ends is None else max(0.0, self.ends - time.monotonic())
+
+    async def in_time(self, awaitable: Awaitable[Made]) -> Made:
+        """Its result. Raises DeadlineExceeded at the request's own end."""
+        try:
+            async with asyncio.timeout(self.left_s):
+                return await awaitable
+        except TimeoutError:
+            raise self.late() from None
+
+    def late(self) -> DeadlineExceeded:
+        """The error of a request whose time has run out."""
+        return DeadlineExceeded(f"no answer within {self.alias.deadline_s:g} s")
 
     def generate(
         self, prompt: Prompt, options: Mapping[str, Any], request_id: str, work: Work | None = None
@@ -76,6 +100,7 @@ class RoutedGeneration:
         self._attempt: Attempt | None = None
         self._tries = 0
         self._first_error: TritonForgeError | None = None
+        self._cost: dict[str, int] | None = None
         self.served: Served | None = None
 
     async def chunks(self) -> AsyncIterator[Chunk]:
@@ -91,7 +116,8 @@ class RoutedGeneration:
                 chunk = await self._within(attempt, self._alias.gap_s)
             except TritonForgeError as error:
                 attempt.failed(error)
-                await attempt.close()
+                self._told_failure(attempt, error)
+                self._cost = await attempt.close()
                 raise broken_off(error) from None
         await attempt.close()
 
@@ -101,7 +127,7 @@ class RoutedGeneration:
             return None
         if self.served is None:
             self._report("left")
-        return await self._attempt.close()
+        return await self._attempt.close() or self._cost
 
     async def _begin(self) -> Chunk:
         """The first chunk of the first place that has one. Raises the first error when there is none."""
@@ -115,7 +141,9 @@ class RoutedGeneration:
             try:
                 fitted = self._fitted
                 if place is not places[0] or made_by:
-                    fitted = await place.fit(fitted, self._backend.caller)
+                    fitted = await self._backend.in_time(place.fit(fitted, self._backend.caller))
+            except DeadlineExceeded:
+                raise
             except TritonForgeError as error:  # it cannot go there, or its tokenizer is away
                 self._keep(error)
                 continue
@@ -127,7 +155,8 @@ class RoutedGeneration:
     async def _try_at(self, place: Place, fitted: Fitted) -> Chunk | None:
         """The first chunk from `place`; None when it has no more to try, for a reason that lets others be asked."""
         tried: set[str] = set()
-        while self._tries < self._alias.max_tries:
+        most = self._tries + self._alias.max_tries  # of this place: a crowd of full replicas leaves fallbacks their own
+        while self._tries < most:
             request_id = self._request_id + (f"-t{self._tries}" if self._tries else "")
             attempt = place.open(self._timed(fitted), request_id, self._backend.caller, tried)
             if attempt is None:
@@ -147,6 +176,7 @@ class RoutedGeneration:
     async def _failed(self, attempt: Attempt, error: TritonForgeError) -> None:
         """End the try. Raises `error` when no other place may be asked for it."""
         attempt.failed(error)
+        self._told_failure(attempt, error)
         reason = reason_of(error)
         self._report(reason or "refused")
         await attempt.close()
@@ -179,25 +209,27 @@ class RoutedGeneration:
 
     async def _within(self, attempt: Attempt, most_s: float | None) -> Chunk | None:
         """The next chunk. Raises Late after `most_s`, DeadlineExceeded at the request's own end."""
-        left = self._left_s()
+        left = self._backend.left_s
         try:
             return await attempt.next(min((one for one in (most_s, left) if one is not None), default=None))
         except TimeoutError:
             if left is not None and (most_s is None or left <= most_s):
-                raise DeadlineExceeded(f"no answer within {self._alias.deadline_s:g} s") from None
+                raise self._backend.late() from None
             raise Late(f"nothing came for {most_s:g} s") from None
-
-    def _left_s(self) -> float | None:
-        return None if self._backend.ends is None else max(0.0, self._backend.ends - time.monotonic())
 
     def _timed(self, fitted: Fitted) -> Fitted:
         """With the time that is left: a later try has not the whole of it again."""
         own = fitted.options.get("timeout_ms")
         spent = int((time.monotonic() - self._began) * 1e3)
         limits = [] if own is None else [max(1, own - spent)]
-        left = self._left_s()
+        left = self._backend.left_s
         limits += [] if left is None else [max(1, int(left * 1e3))]
         return replace(fitted, options={**fitted.options, "timeout_ms": min(limits)}) if limits else fitted
+
+    def _told_failure(self, attempt: Attempt, error: TritonForgeError) -> None:
+        """For who looks why a breaker opens; clients are not told so much."""
+        if is_breakage(error):
+            log.warning("request %s failed at %s: %s", self._request_id, attempt.desk.name, error)
 
     def _report(self, result: str) -> None:
         if self._attempt is not None:

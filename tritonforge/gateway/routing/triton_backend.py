@@ -24,7 +24,7 @@ from tritonforge.client import (
     typed_error,
 )
 from tritonforge.contract import INPUT_IDS, PROMPT_TRUNCATED_TOKENS
-from tritonforge.errors import Cancelled, NotFound, Overloaded, TritonForgeError
+from tritonforge.errors import Cancelled, DeadlineExceeded, InvalidRequest, NotFound, Overloaded, TritonForgeError
 from tritonforge.gateway.routing.backend import Prompt, Unreachable
 from tritonforge.gateway.routing.model_info import Served
 from tritonforge.launch.ports import is_loopback
@@ -90,15 +90,23 @@ class TritonBackend:
         return True
 
     async def route(self) -> Route | None:
-        """The server's releases and their shares; None when it is away, or serves a release without saying so."""
+        """The server's releases and their shares; None when it serves a release without saying so.
+
+        Raises TritonForgeError when it does not tell now: what it told before may still hold.
+        """
         try:
             stable = await self._parameters(STABLE_MODEL)
-            try:
-                canary = await self._parameters(CANARY_MODEL)
-            except (NotFound, Overloaded):  # there is none, or it is being unloaded
-                canary = None
+        except NotFound:
+            return None
+        try:
+            canary = await self._parameters(CANARY_MODEL)
+        except Unreachable:
+            raise
+        except (NotFound, Overloaded):  # there is none, or it is being unloaded
+            canary = None
+        try:
             return Route.of_parameters(stable, canary)
-        except TritonForgeError:
+        except InvalidRequest:
             return None
 
     async def _parameters(self, model: str) -> dict[str, str]:
@@ -153,6 +161,7 @@ class TritonGeneration:
         """The next response. Who waits for it may be cancelled: gRPC would end the whole call, so it is shielded."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._call.read())
+            self._reading.add_done_callback(_retrieve)
         try:
             response = await asyncio.shield(self._reading)
             if response is grpc.aio.EOF:
@@ -184,9 +193,15 @@ class TritonGeneration:
 
 
 def _unary_error(error: grpc.RpcError) -> TritonForgeError:
-    """A unary call that failed: a model's own message, which begins with its code, is the call's details."""
+    """A unary call that failed: a model's own message, which begins with its code, is the call's details.
+
+    The time that ran out is that of our call, not of the request: the server is to blame.
+    """
     told = typed_error(error.details() or "")
-    return _call_error(error) if type(told) is TritonForgeError else told
+    found = _call_error(error) if type(told) is TritonForgeError else told
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and isinstance(found, DeadlineExceeded):
+        return Unreachable("no answer in time")
+    return found
 
 
 def _call_error(error: grpc.RpcError) -> TritonForgeError:
@@ -195,3 +210,9 @@ def _call_error(error: grpc.RpcError) -> TritonForgeError:
     if type(told) in (TritonForgeError, Cancelled) or error.code() is grpc.StatusCode.UNAVAILABLE:
         return Unreachable(error.details() or "")
     return told
+
+
+def _retrieve(reading: asyncio.Future) -> None:
+    """Nobody may be left to hear of a call that failed: it is no error of the event loop then."""
+    if not reading.cancelled():
+        reading.exception()
