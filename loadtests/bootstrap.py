@@ -68,12 +68,16 @@ def block_rate(blocks: Sequence[Sequence[int]], seconds: float) -> Callable[[ran
     return sample
 
 
+def ratio_of(pairs: Sequence[tuple[float, float]]) -> float:
+    """sum(numerators) / sum(denominators)."""
+    return sum(top for top, _ in pairs) / (sum(bottom for _, bottom in pairs) or 1)
+
+
 def mean_ratio(pairs: Sequence[tuple[float, float]]) -> Callable[[random.Random], float]:
     """A draw of sum(numerators) / sum(denominators) over requests drawn again."""
 
     def sample(rng: random.Random) -> float:
-        drawn = rng.choices(pairs, k=len(pairs))
-        return sum(top for top, _ in drawn) / (sum(bottom for _, bottom in drawn) or 1)
+        return ratio_of(rng.choices(pairs, k=len(pairs)))
 
     return sample
 

@@ -139,9 +139,10 @@ def print_lint(path: Path) -> int:
     for profile in contract.profiles:
         found, load = lint(contract, profile), load_of(contract, profile)
         total += load["seconds"]
+        again = f" in {profile.arrivals.repeats} repeats" if profile.arrivals.repeats > 1 else ""
         print(
-            f"{profile.id}: {load['seconds']:g} s, {load['measured']:g} measured requests of {load['requests']:g}, "
-            f"{load['prompt_tokens']:g} prompt and {load['output_tokens']:g} output tokens, "
+            f"{profile.id}: {load['seconds']:g} s{again}, {load['measured']:g} measured requests of "
+            f"{load['requests']:g}, {load['prompt_tokens']:g} prompt and {load['output_tokens']:g} output tokens, "
             f"workers: {load['workers']:g}"
         )
         for need in found:

@@ -77,6 +77,7 @@ def at_rate(
     trial["profiles"] = [part]
     _reduce(part, profile)
     part["arrivals"]["seed"] = seed
+    part["repeats"] = 1
     phases = part["arrivals"]["phases"]
     for phase in phases:
         phase["rate"] = phase["rate"] * factor

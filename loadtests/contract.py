@@ -163,7 +163,11 @@ class Contract:
 
     @property
     def sha256(self) -> str:
-        return digest_of({"schema": SCHEMA, "definitions": DEFINITIONS, **dataclasses.asdict(self)})
+        meaning = dataclasses.asdict(self)
+        for phase in (phase for profile in meaning["profiles"] for phase in profile["arrivals"]["phases"]):
+            if not phase["repeat"]:
+                del phase["repeat"]  # the hash of a contract without repeats is what it was before there were any
+        return digest_of({"schema": SCHEMA, "definitions": DEFINITIONS, **meaning})
 
     def within(self, profile: Profile) -> "Contract":
         """This contract with the profile's own limits on the measurement, where it has any."""

@@ -24,6 +24,7 @@ from loadtests.fields import Fields, InvalidContract, read_all
 from loadtests.metrics import METRICS, Metric
 from loadtests.profile_rules import check_profile, refuse_lengths
 from loadtests.prompts_toml import read_data, read_options, read_quality
+from loadtests.repeats import repeated
 from loadtests.workload import Lengths, Tenant
 from loadtests.workload_toml import (
     distinct,
@@ -55,6 +56,7 @@ MEASUREMENT = {
     "batch_ratio_min": (0.0, 0, 1),
 }
 """Default and allowed range of each limit on the measurement itself."""
+MOST_REPEATS = 20
 HIGHEST_QUANTILE = 0.99999
 UNKNOWN_LENGTH = Lengths("constant", 0, 0)
 """Prompts and answers of a quality set are as long as they are."""
@@ -73,15 +75,16 @@ def parse_contract(document: dict[str, Any]) -> Contract:
     for key, meaning in DEFINITIONS.items():
         definitions.text(key, meaning, choices=[meaning])
     definitions.done()
-    target = _target(top.table("target"))
+    target, statistics = _target(top.table("target")), top.table("statistics", {})
+    repeats = statistics.integer("repeats", 1, low=1, high=MOST_REPEATS)
     contract = Contract(
         name=top.name("name"),
         revision=top.integer("revision", low=1),
         target=target,
-        statistics=_statistics(top.table("statistics", {})),
+        statistics=_statistics(statistics),
         measurement=(measurement := _measurement(top.table("measurement", {}))),
         cost=_cost(top.table("cost")) if top.has("cost") else None,
-        profiles=read_all(top.tables("profiles"), lambda item: _profile(item, target.protocol, measurement)),
+        profiles=read_all(top.tables("profiles"), lambda item: _profile(item, target.protocol, measurement, repeats)),
     )
     top.done()
     distinct([profile.id for profile in contract.profiles], "profiles", "profile")
@@ -167,7 +170,7 @@ def _objective(fields: Fields) -> Objective:
     )
 
 
-def _profile(fields: Fields, protocol: str, measurement: Measurement) -> Profile:
+def _profile(fields: Fields, protocol: str, measurement: Measurement, repeats: int) -> Profile:
     data = read_data(fields.table("data"))
     named = fields.has("tenants")
     synthetic = data.source == "synthetic"
@@ -188,7 +191,10 @@ def _profile(fields: Fields, protocol: str, measurement: Measurement) -> Profile
         output_tokens=lengths["output_tokens"] or (tenants[0].output_tokens if tenants else UNKNOWN_LENGTH),
         data_seed=data.seed,
         data=data,
-        arrivals=read_arrivals(fields.table("arrivals"), tenants),
+        arrivals=repeated(
+            read_arrivals(fields.table("arrivals"), tenants),
+            fields.integer("repeats", repeats, low=1, high=MOST_REPEATS),
+        ),
         client=read_client(fields.table("client", {})),
         objectives=read_all(fields.tables("objectives"), _objective),
         protocol=fields.text("protocol", protocol, choices=PROTOCOLS),

@@ -3,6 +3,7 @@
 Pure. Each reads families of the decoder's metric table only (a test compares), and each has a section in the runbook.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +116,7 @@ ALERTS = (
 )
 
 
-def operating_alerts(selector: str) -> list[dict[str, Any]]:
+def operating_alerts(selector: str, alerts: Iterable[Alert] = ALERTS) -> list[dict[str, Any]]:
     """The alerts as Prometheus has them; `selector` is a matcher like job="x", or nothing."""
     return [
         {
@@ -125,7 +126,7 @@ def operating_alerts(selector: str) -> list[dict[str, Any]]:
             "labels": {"severity": one.severity},
             "annotations": {"summary": one.summary, "runbook_url": runbook(one.name)},
         }
-        for one in ALERTS
+        for one in alerts
     ]
 
 

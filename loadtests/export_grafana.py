@@ -7,8 +7,11 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from loadtests import export_gateway
 from loadtests.export_indicators import HISTOGRAMS, PREFIX, Indicator, Indicators
 from loadtests.export_prometheus import RECORD
+from tritonforge.gateway.accounting.edge_families import FAMILIES as GATEWAY_FAMILIES
+from tritonforge.gateway.accounting.edge_families import EdgeFamily
 from tritonforge.observation.metrics import AREAS, FAMILIES, MetricFamily
 
 UID = "tritonforge"
@@ -24,6 +27,7 @@ def dashboard(found: Indicators) -> dict[str, Any]:
     """The dashboard as Grafana imports it; the same for the same table and contract."""
     rows = [("Promises", [_promise(one) for one in found.found])]
     rows += [(area.capitalize(), [_panel(one, found) for one in FAMILIES if one.area == area]) for area in AREAS]
+    rows.append(("Gateway", [_gateway_panel(one) for one in GATEWAY_FAMILIES]))
     return {
         "uid": UID,
         "title": f"TritonForge: {found.contract.name}, {found.profile.id}",
@@ -50,6 +54,14 @@ def _variables() -> list[dict[str, Any]]:
     return [
         {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"},
         {"name": "instance", "type": "query", "datasource": DATASOURCE, "query": query, "label": "Server", **every},
+        {
+            "name": "gateway",
+            "type": "query",
+            "datasource": DATASOURCE,
+            "query": export_gateway.VARIABLE,
+            "label": "Gateway",
+            **every,
+        },
     ]
 
 
@@ -95,6 +107,12 @@ def _panel(family: MetricFamily, found: Indicators) -> dict[str, Any]:
     if family.name.endswith("_time_seconds") or family.name.endswith("_timestamp_seconds"):
         return _chart(f"{title}: ago", text, [(f"time() - max by ({by}) ({_of(family)})", legend)], "s")
     return _chart(title, text, [(f"max by ({by}) ({_of(family)})", legend)], unit)
+
+
+def _gateway_panel(family: EdgeFamily) -> dict[str, Any]:
+    text = f"{family.help}. `{family.name}`, a {family.kind}."
+    unit = UNITS.get(family.unit, f"suffix: {family.unit}{'/s' if family.kind == 'counter' else ''}")
+    return _chart(export_gateway.gateway_title(family), text, export_gateway.gateway_queries(family), unit)
 
 
 def _title(family: MetricFamily) -> str:

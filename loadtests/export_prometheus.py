@@ -3,6 +3,7 @@
 from typing import Any
 
 from loadtests.export_alerts import operating_alerts, runbook
+from loadtests.export_gateway import gateway_alerts
 from loadtests.export_indicators import FINISHED, Indicator, Indicators
 
 RECORD = "tritonforge_slo:error_ratio:rate"
@@ -25,6 +26,7 @@ def rules(found: Indicators) -> dict[str, Any]:
             {"name": f"tritonforge-slo-records {group}", "interval": "30s", "rules": records},
             {"name": f"tritonforge-slo-alerts {group}", "rules": [*alerts, *liveness(found)]},
             {"name": "tritonforge-operation", "rules": operating_alerts(found.selector)},
+            {"name": "tritonforge-gateway", "rules": gateway_alerts(found.selector)},
         ]
     }
 

@@ -8,23 +8,33 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from loadtests import metrics
 from loadtests.answers import verdict_on
 from loadtests.binomial import FAIL, INCONCLUSIVE, PASS, compliance_bounds, decide, quantile_ranks, samples_needed
-from loadtests.bootstrap import block_rate, decide_interval, interval_of, mean_ratio, quantile_ratio
+from loadtests.bootstrap import quantile_ratio
 from loadtests.contract import EVERY, EVERY_PROVES, Contract, Objective, Profile
 from loadtests.facts import fact_of
 from loadtests.metrics import AVAILABILITY, COMPARISON, COUNT, DURATION, FACT, MEAN, METRICS, RATE, RATIO, in_unit
 from loadtests.outcomes import INVALID, LATE, MET, UNKNOWN, Result, in_scope, outcome, promises_of, worst_of
 from loadtests.records import OK, ProfileRun, Record
-from loadtests.schedule import Window, windows
-
-FEWEST_RESAMPLED = 20
-"""A bootstrap of fewer requests says more about its own resampling than about the service."""
+from loadtests.repeats import by_repeat
+from loadtests.resampled import FEWEST_RESAMPLED, judge_mean, judge_rate, resampled
 
 
 def judge_objective(contract: Contract, profile: Profile, objective: Objective, run: ProfileRun) -> Result:
-    """Judge one objective over the issued requests of its scope."""
+    """Judge one objective over the issued requests of its scope, those of all repeats together.
+
+    Exact tests pool what the repeats share; means and rates have to hold beyond what the repeats differ by, too.
+    """
+    result = _judge(contract, profile, objective, run)
+    kind = METRICS[objective.metric].kind
+    if profile.arrivals.repeats == 1 or kind in (FACT, COMPARISON, MEAN, RATE):
+        return result
+    parts = by_repeat(profile.arrivals, run.records)
+    alone = [_judge(contract, profile, objective, dataclasses.replace(run, records=tuple(part))) for part in parts]
+    return dataclasses.replace(result, repeats=tuple(part.value for part in alone))
+
+
+def _judge(contract: Contract, profile: Profile, objective: Objective, run: ProfileRun) -> Result:
     kind = METRICS[objective.metric].kind
     if kind == FACT:
         return _judge_fact(profile, objective, run)
@@ -34,7 +44,7 @@ def judge_objective(contract: Contract, profile: Profile, objective: Objective, 
     if kind == DURATION:
         return _judge_duration(contract, objective, scope)
     judges = {RATIO: _judge_ratio, AVAILABILITY: _judge_availability, COUNT: _judge_count}
-    judges |= {MEAN: _judge_mean, RATE: _judge_rate}
+    judges |= {MEAN: judge_mean, RATE: judge_rate}
     return judges[kind](contract, profile, objective, scope)
 
 
@@ -116,23 +126,6 @@ def _judge_count(contract: Contract, profile: Profile, objective: Objective, sco
     return dataclasses.replace(result, status=status if n else INCONCLUSIVE, misses=dict(found), value=count)
 
 
-def _judge_mean(contract: Contract, profile: Profile, objective: Objective, scope: list[Record]) -> Result:
-    """A mean over requests, by bootstrap; of few it says nothing.
-
-    A bootstrap never draws what no request did. With the contract's confidence at most a share u of all requests is of
-    a kind that none of n was, where (1 - u)^n = 1 - confidence: the interval reaches to the mean with u of the worst.
-    """
-    pairs = [pair for record in scope if (pair := METRICS[objective.metric].value(record)) is not None]
-    if len(pairs) < FEWEST_RESAMPLED:
-        return Result(objective, INCONCLUSIVE, len(scope))
-    draw = mean_ratio(pairs)
-    value = sum(top for top, _ in pairs) / (sum(bottom for _, bottom in pairs) or 1)
-    unseen = 1 - (1 - contract.statistics.confidence) ** (1 / len(pairs))
-    worst = profile.retry.max_attempts if objective.metric == "attempts_per_request" else 0.0
-    reach = value + unseen * (worst - value)
-    return _resampled(contract, profile, objective, len(scope), draw, value, len(pairs), reach)
-
-
 def _judge_comparison(contract: Contract, profile: Profile, objective: Objective, records: Sequence[Record]) -> Result:
     """A quantile in the objective's phase over the same one in another.
 
@@ -150,7 +143,7 @@ def _judge_comparison(contract: Contract, profile: Profile, objective: Objective
     rank = _rank(objective.quantile)
     value = sorted(above)[rank(len(above))] / max(sorted(base)[rank(len(base))], 1)
     draw = quantile_ratio(above, base, rank)
-    result = _resampled(contract, profile, objective, len(own), draw, value, min(len(own), len(base)))
+    result = resampled(contract, profile, objective, len(own), draw, value, min(len(own), len(base)))
     return result if value < 1e6 else dataclasses.replace(result, value=None)
 
 
@@ -160,53 +153,6 @@ def _judge_fact(profile: Profile, objective: Objective, run: ProfileRun) -> Resu
     if value is None:
         return Result(objective, FAIL if never and run.records else INCONCLUSIVE, 1 if never else 0)
     return Result(objective, PASS if value <= objective.le else FAIL, 1, value=value)
-
-
-def _judge_rate(contract: Contract, profile: Profile, objective: Objective, scope: list[Record]) -> Result:
-    """Tokens per second, or their price, with a block bootstrap over time slices, drawn again within each phase."""
-    inputs = "input" in objective.metric
-    count = metrics.prompts_in_slices if inputs else metrics.tokens_in_slices
-    chosen = _rate_windows(profile, objective, scope)
-    slices = contract.statistics.slices
-    blocks = [count(scope, window.start_ns, window.end_ns, slices) for window in chosen]
-    seconds = sum(window.end_ns - window.start_ns for window in chosen) / 1e9
-    value, draw = sum(map(sum, blocks)) / seconds, block_rate(blocks, seconds)
-    if METRICS[objective.metric].bound == "le":
-        price = contract.cost.per_hour * 1e6 / 3600
-
-        def draw(rng, tokens_per_s=draw):
-            return price / max(tokens_per_s(rng), 1e-9)
-
-        value = price / max(value, 1e-9)
-    result = _resampled(contract, profile, objective, len(scope), draw, value, slices)
-    return result if scope or result.status != FAIL else dataclasses.replace(result, status=INCONCLUSIVE)
-
-
-def _rate_windows(profile: Profile, objective: Objective, scope: Sequence[Record]) -> list[Window]:
-    """The measured phases. One whose requests are all due at its start lasts until its last token has come."""
-    chosen = [w for w in windows(profile.arrivals) if w.phase.measured and objective.phase in (None, w.phase.name)]
-    found = []
-    for window in chosen:
-        last = max((r.end_ns for r in scope if r.phase == window.phase.name and r.end_ns), default=window.end_ns)
-        found.append(dataclasses.replace(window, end_ns=last + 1) if window.phase.count else window)
-    return found
-
-
-def _resampled(
-    contract: Contract, profile: Profile, objective: Objective, n: int, draw, value: float, count: int, *reach: float
-) -> Result:
-    """The decision by a bootstrap interval of `count` things, which covers `reach`, too."""
-    low, high = interval_of(
-        draw,
-        value,
-        count=count,
-        seed=f"{contract.sha256}/{profile.id}/{objective.id}",
-        resamples=contract.statistics.resamples,
-        alpha=1 - contract.statistics.confidence,
-    )
-    low, high = min(low, *reach, high), max(high, *reach, low)
-    status = decide_interval(low, high, le=objective.le, ge=objective.ge)
-    return Result(objective, status, n, value=round(value, 3), interval=(round(low, 3), round(high, 3)))
 
 
 def _decided(contract: Contract, objective: Objective, n: int, misses: dict[str, int]) -> Result:

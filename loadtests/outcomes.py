@@ -22,6 +22,7 @@ class Result:
 
     `value` None with n > 0 means unbounded: the quantile lies among requests that never finished. `interval` bounds the
     value, `bounds` the compliance, both at the contract's confidence; `more_samples` is what an INCONCLUSIVE one lacks.
+    `repeats` are the values of each repeat alone, where there are several.
     """
 
     objective: Objective
@@ -34,6 +35,7 @@ class Result:
     compliance: float | None = None
     bounds: tuple[float, float] | None = None
     more_samples: int | None = None
+    repeats: tuple[float | None, ...] = ()
 
 
 def in_scope(objective: Objective, records: Sequence[Record], phase: str | None = None) -> list[Record]:

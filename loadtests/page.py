@@ -132,10 +132,21 @@ def _objectives(objectives: Sequence[dict[str, Any]]) -> str:
                 escape(interval_text(item)),
                 f"{escape(missed)} of {item['n']}" if item["bounds"] else "",
                 escape(compliance_text(item)),
+                " ".join("-" if one is None else f"{one:g}" for one in item["repeats"]),
                 escape((item["dominant_phase"] or "").replace("_", " ")),
             )
         )
-    head = ("verdict", "objective", "limit", "measured", "interval", "misses", "compliance", "late because of")
+    head = (
+        "verdict",
+        "objective",
+        "limit",
+        "measured",
+        "interval",
+        "misses",
+        "compliance",
+        "each repeat",
+        "late because of",
+    )
     return f'<div class="objectives">{_table(head, rows)}</div>'
 
 

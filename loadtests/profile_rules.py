@@ -6,6 +6,7 @@ contract_toml calls them once a profile has been read.
 from typing import Any
 
 from loadtests.contract import Objective, Profile
+from loadtests.facts import QUIET_NS
 from loadtests.fields import Fields, InvalidContract
 from loadtests.metrics import METRICS
 from loadtests.workload import Tenant
@@ -39,6 +40,9 @@ def check_profile(profile: Profile, fields: Fields) -> None:
     shortest = min(tenant.prompt_tokens.min for tenant in profile.everyone())
     if shared and shared >= shortest:
         raise InvalidContract(f"{fields.path('data.shared_prefix_tokens')} must be less than any prompt, got {shared}")
+    if profile.arrivals.repeats > 1 and (profile.fault or profile.arrivals.process == "batch"):
+        rule = "must be 1 in a profile with a fault or of batches: run the campaign again instead"
+        raise InvalidContract(f"{fields.path('repeats')} {rule}, got {profile.arrivals.repeats}")
     if profile.fault and profile.fault.at_s >= sum(phase.seconds for phase in profile.arrivals.phases):
         raise InvalidContract(f"{fields.path('fault.at_s')} must lie within the schedule, got {profile.fault.at_s:g}")
 
@@ -67,6 +71,11 @@ def _check_metric(profile: Profile, objective: Objective, where: str) -> None:
         "quality": profile.data.source == "quality",
         "retry": profile.retry is not None,
     }
+    if objective.metric == "recovery_s" and profile.fault:
+        left = sum(phase.seconds for phase in profile.arrivals.phases) - profile.fault.at_s
+        if left < objective.le + QUIET_NS / 1e9:
+            rule = f"must leave the schedule {QUIET_NS / 1e9:g} s to see it recovered, {left:g} s follow the fault"
+            raise InvalidContract(f"{where}: le {rule}, got {objective.le:g}")
     part = METRICS[objective.metric].part
     if part is not None and not needs[part]:
         raise InvalidContract(f"{where}: {objective.metric} needs a profile with {part}")

@@ -95,8 +95,9 @@ def _random_times(arrivals: Arrivals, window: Window, rng: random.Random, rate: 
 
 
 def _seeded(seed: int, what: str, phase: Phase, tenant: str) -> random.Random:
-    """Random numbers of one thing, of one phase (or the one it is like), of one tenant."""
-    return random.Random(f"{seed}/{what}/{phase.like or phase.name}" + (f"/{tenant}" if tenant else ""))
+    """Random numbers of one thing, of one phase (or the one it is like), of one tenant, of one repeat."""
+    again = f"/repeat-{phase.repeat}" if phase.repeat else ""
+    return random.Random(f"{seed}/{what}/{phase.like or phase.name}" + (f"/{tenant}" if tenant else "") + again)
 
 
 def draw_length(lengths: Lengths, rng: random.Random) -> int:

@@ -31,7 +31,8 @@ def check_profile(contract: Contract, profile: Profile, run: ProfileRun) -> tupl
         _records_are_consistent(run),
         _guard_not_reached(profile, run),
     ]
-    of_client = (_sent_on_time, _client_had_cpu, _message_rate, _issued_ratio, _in_flight)
+    of_client = (_client_had_cpu, _message_rate, _issued_ratio, _in_flight)
+    checks.append(_sent_on_time(contract, profile.arrivals.repeats, run))
     checks += [check(contract, run) for check in (*of_client, counters_agree, one_model_version)]
     return (*checks, *profile_was_carried_out(profile, run), *statistics_agree(contract, profile, run))
 
@@ -120,17 +121,18 @@ def _guard_not_reached(profile: Profile, run: ProfileRun) -> Check:
     return Check("max_in_flight", not dropped, f"{dropped} requests were not issued{rule}")
 
 
-def _sent_on_time(contract: Contract, run: ProfileRun) -> Check:
+def _sent_on_time(contract: Contract, repeats: int, run: ProfileRun) -> Check:
     """Of a hundred requests one may be sent later than the limit; of fewer, one. (Its lateness counts as latency.)
 
     Timers are many, so their p99 is judged as it is. And a client that stood still for a while has few timers to tell
-    of it, but saw each answer late meanwhile: such times must not add up to more than STILL_MAX of the run.
+    of it, but saw each answer late meanwhile: such times must not add up to more than STILL_MAX of the run, nor, were
+    they all in one of its `repeats`, of that.
     """
     limit_ms = contract.measurement.schedule_lag_p99_ms
     delays = [metrics.client_delay_ns(record) for record in issued(run) if record.measured]
     late = sum(delay > limit_ms * 1e6 for delay in delays)
     timers = (metrics.percentile_ns([lag for shard in run.shards for lag in shard.lag_ns], 0.99) or 0) / 1e6
-    still = max((_share_still(shard, limit_ms) for shard in run.shards), default=0.0)
+    still = repeats * max((_share_still(shard, limit_ms) for shard in run.shards), default=0.0)
     good = late <= max(1, len(delays) // 100) and timers <= limit_ms and still <= STILL_MAX
     text = (
         f"{late} of {len(delays)} requests were sent over {limit_ms:g} ms late; timers woke up late by {timers:.3g} ms "

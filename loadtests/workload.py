@@ -25,6 +25,7 @@ class Phase:
     `tenants` narrows it to some of the profile's, the others rest. `like` names an earlier phase whose random numbers
     it draws again: the same tenants then send the same requests. `count` is the batch process's number of requests, all
     due at the start. An `unloaded` phase is a baseline: constant arrivals that must not overlap, or nothing is proven.
+    `repeat` counts how often the profile's phases went before.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Phase:
     like: str = ""
     count: int = 0
     unloaded: bool = False
+    repeat: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,10 @@ class Arrivals:
     shape: float
     phases: tuple[Phase, ...]
     trace: tuple[TraceLine, ...] = ()
+
+    @property
+    def repeats(self) -> int:
+        return self.phases[-1].repeat + 1
 
 
 @dataclass(frozen=True)

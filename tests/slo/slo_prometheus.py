@@ -26,13 +26,15 @@ Sample = tuple[dict[str, str], float]
 
 
 class Prometheus:
-    """A context manager: inside, Prometheus scrapes `target` (host:port) as job "tritonforge" once a second."""
+    """A context manager: inside, Prometheus scrapes `target` (host:port) as `job` once a second."""
 
-    def __init__(self, folder: Path, target: str, port: int, rules: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, target: str, port: int, rules: Path | None = None, job: str = "tritonforge"
+    ) -> None:
         self.address = f"127.0.0.1:{port}"
         config = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-            "scrape_configs": [{"job_name": "tritonforge", "static_configs": [{"targets": [target]}]}],
+            "scrape_configs": [{"job_name": job, "static_configs": [{"targets": [target]}]}],
             "rule_files": [str(rules)] if rules else [],
         }
         (folder / "prometheus.json").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML

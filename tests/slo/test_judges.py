@@ -7,6 +7,7 @@ from slo_support import MS, SECOND, broken, change_part, failing, make_run, stat
 
 from loadtests import metrics
 from loadtests.contract_toml import parse_contract
+from loadtests.fields import InvalidContract
 from loadtests.records import CANCELLED, OK, SHED, TIMEOUT
 from loadtests.verdict import judge
 
@@ -201,8 +202,10 @@ def test_recovery_is_when_requests_are_good_again_and_stay_good(document):
     assert result.status == "PASS"
     assert result.value == pytest.approx(0.6, abs=0.1)
     assert status(document, {"metric": "recovery_s", "le": 0.2}, fault_run, **given) == "FAIL"
-    never = judged(document, {"metric": "recovery_s", "le": 99}, every(2, failing), **given).results[0]
+    never = judged(document, {"metric": "recovery_s", "le": 2}, every(2, failing), **given).results[0]
     assert (never.status, never.value) == ("FAIL", None)
+    with pytest.raises(InvalidContract, match="le must leave the schedule 3 s to see it recovered, 5.5 s follow"):
+        judged(document, {"metric": "recovery_s", "le": 3}, **given)
     first = judged(document, {"metric": "fault_to_answer_ms", "le": 100}, fault_run, **given).results[0]
     assert first.status == "PASS"
     assert first.value < 100

@@ -70,7 +70,7 @@ def test_a_query_of_the_runbook_has_data(prometheus, query):
 @NEEDED
 def test_no_panel_of_the_dashboard_is_without_data(prometheus):
     panels = json.loads((ROOT / "docker" / "generated" / "dashboard.json").read_text(encoding="utf-8"))["panels"]
-    drawn = [query for panel in panels for query in queries(panel)]
+    drawn = [query for panel in panels for query in queries(panel) if "$gateway" not in query]
     empty = [query.replace("$instance", ".+").replace("$__rate_interval", "1m") for query in drawn]
     assert len(drawn) > 50
 
