@@ -138,7 +138,7 @@ class EngineLoop:
         """
         self.refusal = self.refusal or "the server is draining and takes no new requests"
         self._post(lambda: None)  # wakes the thread, which looks whether it is idle
-        drained = self._idle.wait(timeout_s)
+        drained = self._idle.wait(0 if self._closed.is_set() else timeout_s)
         self._post(self._stop)
         self._thread.join()
         return drained

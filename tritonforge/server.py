@@ -21,6 +21,7 @@ from tritonforge.observation.observation import Observation
 from tritonforge.release import Release
 from tritonforge.rollout.commands import CommandTable
 from tritonforge.rollout.rollout import GRACE_S, Rollout
+from tritonforge.rollout.room import check_room
 from tritonforge.rollout.running_server import RunningServer
 from tritonforge.rollout.state import RolloutState
 
@@ -60,9 +61,9 @@ class Server:
         kept = RolloutState(Release.open(release), state)
         install, key = find_triton(tritonserver), new_key()
         self.ports = (ports or Ports(0, 0, 0)).claim(address)
-        self.host = reachable(address)
+        self._address, self.host = address, reachable(address)
         self._running = RunningServer(self.grpc_url, key, startup_timeout_s)
-        self._rollout = Rollout(kept, self._running, grace_s=route_grace_s)
+        self._rollout = Rollout(kept, self._running, grace_s=route_grace_s, check_room=check_room)
         config = ServerConfig(
             self._rollout.compose,
             self.ports,
@@ -83,6 +84,7 @@ class Server:
             startup_timeout_s=startup_timeout_s,
             policy=policy,
             releases=self._rollout.releases,
+            give_up=self._rollout.give_up,
             tell=self._tell,
         )
         self._running.supervisor = self._supervisor
@@ -135,7 +137,7 @@ class Server:
         """Start and wait until one token was really generated; raises what made it fail."""
         sweep()
         sweep_states()
-        self._control = ControlSocket(self.ports.grpc, CommandTable(self._rollout))
+        self._control = ControlSocket(self.ports.grpc, CommandTable(self._rollout), address=self._address)
         self._supervisor.start()
         try:
             self.wait_for(State.SERVING, State.STOPPED, timeout_s=self._timeout_s)

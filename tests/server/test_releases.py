@@ -25,6 +25,7 @@ from tritonforge.launch.supervisor import State
 from tritonforge.release import Release
 from tritonforge.rollout.route_client import Router, fetch_route
 from tritonforge.rollout.routing import Share
+from tritonforge.rollout.serving_repository import FIRST_VERSION
 from tritonforge.server import Server
 
 pytestmark = pytest.mark.server
@@ -121,7 +122,9 @@ def test_a_release_that_does_not_load_leaves_the_old_one_serving(server, router,
         server.rollout.canary(broken, 0.5)
     assert router.route().canary is None
     with connect(server.grpc_url) as channel:
-        assert generate(channel, infer_request("llm", text="Hello", max_tokens=2), TIMEOUT_S).version == "1000"
+        assert generate(channel, infer_request("llm", text="Hello", max_tokens=2), TIMEOUT_S).version == str(
+            FIRST_VERSION
+        )
     assert server.state is State.SERVING
     wait_until(lambda: server.stub_pids() == stubs, "the broken release's processes are gone, the others the same")
 

@@ -273,6 +273,19 @@ def test_drain_cancels_what_outlasts_its_time(loop, engine, answers):
     assert answers.final("stuck").finish_reason is FinishReason.CANCELLED
 
 
+def test_a_second_drain_does_not_wait_for_what_the_first_one_cancelled(loop, engine, answers):
+    """Wrong: a decoder whose drain had to cancel something waits its whole time once more when it is unloaded."""
+    engine.gate.clear()
+    loop.submit(ask(max_tokens=5), answers.sink("stuck"))
+    assert engine.stepping.wait(WAIT_S)
+    threading.Timer(0.2, engine.gate.set).start()
+    assert not loop.drain(0.01)
+    again = threading.Thread(target=loop.drain, args=(10 * WAIT_S,), daemon=True)
+    again.start()
+    again.join(WAIT_S)
+    assert not again.is_alive()
+
+
 def test_statistics_add_up(loop, answers):
     taken = []
 

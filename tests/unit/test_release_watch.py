@@ -22,11 +22,12 @@ def release(tmp_path, monkeypatch):
 
 
 def look(watch: ReleaseWatch, timeout_s: float = 10.0) -> str | None:
-    """What is found once the watch has read what it wants to read."""
+    """What is found, if anything, once the watch has read what it wants to read."""
     watch.look(time.monotonic())
     if watch._reading is not None:
         watch._reading.join(timeout_s)
-    return watch.look(time.monotonic())
+    found = watch.look(time.monotonic())
+    return found[0].text if found else None
 
 
 def test_a_release_that_stays_as_it_is_costs_no_reading(release):
@@ -103,3 +104,17 @@ def test_a_release_that_was_replaced_is_not_held_against_what_came_when_others_c
     watch.follow([release])
     os.utime(release.root / "model.bin", ns=(1, 1))
     assert look(watch) is None
+
+
+def test_a_change_of_one_release_does_not_hide_that_of_another(release, tmp_path):
+    """Wrong: while a changed canary is taken back, changed weights of the stable release would go on answering."""
+    root = tmp_path / "canary"
+    root.mkdir()
+    (root / "model.bin").write_bytes(b"x" * 50)
+    canary = write_manifest(root, name="canary")
+    watch = ReleaseWatch([release, canary])
+    (root / "model.bin").write_bytes(b"z")
+    assert look(watch) == f"model.bin of {root} was changed while it was served"
+    spoil(release)
+    look(watch)
+    assert {change.release.root for change in watch.look(time.monotonic())} == {release.root, root}

@@ -9,7 +9,15 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from tritonforge.contract import SERVED_MODELS, render_config
-from tritonforge.errors import EngineFailure, InvalidRequest, Overloaded, ReleaseMismatch
+from tritonforge.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineFailure,
+    InvalidRequest,
+    Overloaded,
+    ReleaseMismatch,
+    SetupError,
+)
 from tritonforge.release import Release, version_folder, write_manifest
 from tritonforge.rollout.commands import CommandTable
 from tritonforge.rollout.rollout import Rollout
@@ -50,6 +58,12 @@ class Fake:
         self.failing.clear()  # what failed was the version that goes
         self._do("retire", number)
 
+    def kill(self, number):
+        self._do("kill", number)
+
+    def refuse(self, number):
+        self._do("refuse", number)
+
     def _do(self, *call):
         self.calls.append(call)
         if call[:2] in self.failing:
@@ -79,9 +93,9 @@ def two(tmp_path):
 
 
 class Served:
-    def __init__(self, state, tmp_path):
+    def __init__(self, state, tmp_path, **more):
         self.fake, self._runs, self._tmp_path = Fake(), 0, tmp_path
-        self.rollout = Rollout(state, self.fake, grace_s=0.0)
+        self.rollout = Rollout(state, self.fake, grace_s=0.0, **more)
         self.start()
 
     def start(self):
@@ -102,7 +116,7 @@ def served(one, tmp_path):
 
 def test_a_served_version_finds_its_release_and_adds_nothing_to_it(served, one):
     before = sorted(one.root.rglob("*"))
-    arguments = {"model_repository": str(served.fake.repository / "decoder"), "model_version": "1000"}
+    arguments = {"model_repository": str(served.fake.repository / "decoder"), "model_version": "1000000"}
     assert version_folder(arguments) == one.model_repository / "decoder/1"
     assert sorted(one.root.rglob("*")) == before
 
@@ -114,7 +128,7 @@ def test_a_release_that_is_served_as_it_is_has_its_files_beside_its_code(one):
 
 
 def test_the_ensemble_is_pinned_to_the_version_that_is_served(served):
-    assert [step.model_version for step in served.fake.config("llm").ensemble_scheduling.step] == [1000, 1000]
+    assert [step.model_version for step in served.fake.config("llm").ensemble_scheduling.step] == [1000000, 1000000]
 
 
 def test_the_server_tells_the_digest_that_it_serves(served, one):
@@ -125,7 +139,7 @@ def test_nothing_of_a_served_version_changes_when_another_comes(served, two):
     """Wrong: Triton would load the stable version again, and its streams' process would end as if it had died."""
 
     def times():
-        folders = (served.fake.repository / model / "1000" for model in ("tokenizer", "decoder"))
+        folders = (served.fake.repository / model / "1000000" for model in ("tokenizer", "decoder"))
         return {path: path.stat().st_ctime_ns for folder in folders for path in (folder, *folder.rglob("*"))}
 
     before = times()
@@ -138,14 +152,17 @@ def test_a_canary_is_a_lower_version_beside_the_stable_one(served, two):
     """Lower: calls of tokenizer and decoder that name no version stay with the stable release."""
     served.rollout.canary(two.root, 0.2)
     assert served.fake.calls[:3] == [
-        ("load", "tokenizer", (1000, 999)),
-        ("load", "decoder", (1000, 999)),
-        ("load", "llm_canary", (999,)),
+        ("load", "tokenizer", (1000000, 999999)),
+        ("load", "decoder", (1000000, 999999)),
+        ("load", "llm_canary", (999999,)),
     ]
     route = served.fake.route()
-    assert (route.stable.version, route.canary.version, route.share.fraction) == (1000, 999, 0.2)
+    assert (route.stable.version, route.canary.version, route.share.fraction) == (1000000, 999999, 0.2)
     assert route.canary.digest == two.digest
-    assert [step.model_version for step in served.fake.config("llm_canary").ensemble_scheduling.step] == [999, 999]
+    assert [step.model_version for step in served.fake.config("llm_canary").ensemble_scheduling.step] == [
+        999999,
+        999999,
+    ]
 
 
 def test_a_canary_takes_no_request_before_it_has_generated_a_token(served, two):
@@ -161,9 +178,13 @@ def test_a_canary_that_fails_leaves_the_stable_release_alone(served, two, failin
     with pytest.raises(EngineFailure, match=failing[1]):
         served.rollout.canary(two.root, 0.2)
     assert served.roles() == [("stable", "one")] and served.fake.route().canary is None
-    assert served.fake.calls[-3:] == [("retire", 999), ("load", "tokenizer", (1000,)), ("load", "decoder", (1000,))]
+    assert served.fake.calls[-3:] == [
+        ("retire", 999999),
+        ("load", "tokenizer", (1000000,)),
+        ("load", "decoder", (1000000,)),
+    ]
     served.rollout.canary(two.root, 0.2)
-    assert served.fake.route().canary.version == 998, "a number is never used again"
+    assert served.fake.route().canary.version == 999998, "a number is never used again"
 
 
 def test_a_promotion_moves_new_requests_before_it_lets_go_of_the_old_version(served, two):
@@ -171,12 +192,12 @@ def test_a_promotion_moves_new_requests_before_it_lets_go_of_the_old_version(ser
     served.fake.calls.clear()
     served.rollout.promote()
     assert served.fake.calls == [
-        ("load", "llm", (999,)),
-        ("load", "llm_canary", (999,)),
+        ("load", "llm", (999999,)),
+        ("load", "llm_canary", (999999,)),
         ("unload", "llm_canary"),
-        ("retire", 1000),
-        ("load", "tokenizer", (999,)),
-        ("load", "decoder", (999,)),
+        ("retire", 1000000),
+        ("load", "tokenizer", (999999,)),
+        ("load", "decoder", (999999,)),
     ]
     assert served.roles() == [("stable", "two")] and served.rollout.describe()["previous"]["name"] == "one"
 
@@ -194,7 +215,7 @@ def test_a_rollback_after_a_promotion_brings_the_old_release_back_as_a_new_versi
     served.rollout.canary(two.root, 0.2)
     served.rollout.promote()
     served.rollout.rollback()
-    assert served.roles() == [("stable", "one")] and served.fake.route().stable.version == 998
+    assert served.roles() == [("stable", "one")] and served.fake.route().stable.version == 999998
     with pytest.raises(InvalidRequest, match="neither a canary to take back nor an earlier release"):
         served.rollout.rollback()
 
@@ -203,7 +224,7 @@ def test_the_share_of_a_canary_changes_without_loading_it_again(served, two):
     served.rollout.canary(two.root, 0.2)
     served.fake.calls.clear()
     served.rollout.canary(two.root, None, ["acme"])
-    assert served.fake.calls == [("load", "llm_canary", (999,))]
+    assert served.fake.calls == [("load", "llm_canary", (999999,))]
     assert served.fake.route().share.tenants == ("acme",)
 
 
@@ -212,9 +233,9 @@ def test_a_server_that_died_during_a_canary_comes_back_without_it(served, two):
     served.start()
     assert served.roles() == [("stable", "one")] and served.fake.route().canary is None
     assert served.rollout.releases() == (served.rollout.release,)
-    assert served.fake.route().stable.version == 1000, "its metrics go on under the labels they had"
+    assert served.fake.route().stable.version == 1000000, "its metrics go on under the labels they had"
     served.rollout.canary(two.root, 0.2)
-    assert served.fake.route().canary.version == 998
+    assert served.fake.route().canary.version == 999998
 
 
 def test_a_release_that_was_built_again_is_told_as_it_is(served, one):
@@ -223,7 +244,7 @@ def test_a_release_that_was_built_again_is_told_as_it_is(served, one):
     again = write_manifest(one.root, name="one")
     served.start()
     assert served.fake.route().stable.digest == served.rollout.release.digest == again.digest
-    assert served.fake.route().stable.version == 999
+    assert served.fake.route().stable.version == 999999
     (one.root / "manifest.json").unlink()
     served.start()
     assert served.rollout.release.digest == again.digest, "the load tells that it is gone"
@@ -235,8 +256,8 @@ def test_a_death_ends_the_command_that_waits_for_the_routes(one, two, tmp_path):
     served.rollout._grace_s = 60.0
     served.rollout.canary(two.root, 0.2)
     failed, waiting = [], threading.Event()
-    set_share = served.rollout._set_share
-    served.rollout._set_share = lambda *given: (set_share(*given), waiting.set())
+    await_routes = served.rollout._await_routes
+    served.rollout._steps._await_routes = lambda: (waiting.set(), await_routes())
 
     def take_back():
         try:
@@ -310,7 +331,7 @@ def test_a_promotion_that_cannot_be_remembered_is_undone(one, two, tmp_path):
     with pytest.raises(EngineFailure, match=r"rollout\.json.*cannot be written"):
         served.rollout.promote()
     assert served.fake.route().stable.digest == one.digest and state.stable.digest == one.digest
-    assert served.fake.calls[-1] == ("load", "llm", (1000,)) and state.previous is None
+    assert served.fake.calls[-1] == ("load", "llm", (1000000,)) and state.previous is None
     folder.mkdir()
     served.rollout.promote()
     assert served.fake.route().stable.digest == two.digest and state.previous.digest == one.digest
@@ -360,3 +381,195 @@ def test_commands_reach_the_rollout_and_what_is_none_is_refused(served, two):
         table({"command": "x"})
     with pytest.raises(InvalidRequest, match=r"command promote: .*force"):
         table({"command": "promote", "force": True})
+
+
+def test_a_canary_whose_files_were_changed_is_taken_back_alone(served, two):
+    """Wrong: the stable release's streams would end because of what happened to another's files."""
+    served.rollout.canary(two.root, 0.2)
+    served.fake.calls.clear()
+    assert served.rollout.give_up(two, "model.bin was changed")
+    served.rollout._giving_up[999999].join(10)
+    assert served.fake.calls[0] == ("refuse", 999999), "nobody gets more of it"
+    assert served.roles() == [("stable", "one")] and served.fake.route().canary is None
+    assert (served.fake.repository.parent / "taken_back").read_text() == "1"
+    assert served.rollout.give_up(two, "model.bin was changed"), "the watch may say it once more"
+    served.start()
+    assert (served.fake.repository.parent / "taken_back").read_text() == "1", "it goes on counting over the servers"
+
+
+def test_a_changed_stable_release_is_not_given_up(served, one, two):
+    assert not served.rollout.give_up(one, "model.bin was changed")
+    served.rollout.canary(two.root, 0.2)
+    served.rollout.promote()
+    assert not served.rollout.give_up(two, "model.bin was changed") and served.rollout.give_up(one, "it is gone")
+
+
+def test_a_changed_canary_that_cannot_be_taken_back_leaves_it_to_another_server(served, two):
+    """Wrong: the watch would wait for ever for a canary to go that does not."""
+    served.rollout.canary(two.root, 0.2)
+    served.fake.failing = {("load", "llm_canary")}
+    assert served.rollout.give_up(two, "changed")
+    served.rollout._giving_up[999999].join(10)
+    assert not served.rollout.give_up(two, "changed")
+
+
+class Hanging:
+    """A load that hangs until the version's processes are killed."""
+
+    def __init__(self, fake, model):
+        self.started, self._end, self._model, self._load = threading.Event(), threading.Event(), model, fake.load
+        fake.load, fake.kill = self.load, self.kill
+        self.fake = fake
+
+    def load(self, model):
+        if model == self._model and not self._end.is_set():
+            self.started.set()
+            assert self._end.wait(10)
+            raise EngineFailure("the stub is not healthy")
+        self._load(model)
+
+    def kill(self, number):
+        self.fake.calls.append(("kill", number))
+        self._end.set()
+
+
+@pytest.mark.parametrize("model", ["tokenizer", "decoder"])
+def test_a_rollback_gives_up_a_canary_that_hangs_while_it_loads(served, two, model):
+    """Wrong: nothing could be done with the server's releases until it is restarted."""
+    hanging, raised = Hanging(served.fake, model), []
+
+    def canary():
+        try:
+            served.rollout.canary(two.root, 0.2)
+        except Cancelled as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=canary)
+    thread.start()
+    assert hanging.started.wait(10)
+    assert served.roles() == [("stable", "one"), ("loading", "two")]
+    with pytest.raises(Overloaded, match="another release command"):
+        served.rollout.promote()
+    served.rollout.rollback()
+    thread.join(10)
+    assert "given up: a rollback was asked for" in str(raised[0])
+    assert ("kill", 999999) in served.fake.calls and served.roles() == [("stable", "one")]
+    served.rollout.canary(two.root, 0.2)
+    assert served.roles() == [("stable", "one"), ("canary", "two")]
+
+
+def test_a_load_that_takes_too_long_is_ended(served, two):
+    load = served.fake.load
+
+    def late(model):
+        load(model)
+        if model == "decoder" and ("kill", 999999) not in served.fake.calls:
+            raise DeadlineExceeded("model decoder: took longer than 1 s")
+
+    served.fake.load = late
+    with pytest.raises(DeadlineExceeded):
+        served.rollout.canary(two.root, 0.2)
+    assert served.fake.calls.index(("kill", 999999)) < served.fake.calls.index(("retire", 999999))
+    assert served.roles() == [("stable", "one")]
+
+
+def test_too_little_memory_is_told_before_anything_is_loaded(one, two, tmp_path):
+    def check_room(release):
+        raise Overloaded(f"release {release.name} needs 9 MiB")
+
+    served = Served(RolloutState(one), tmp_path, check_room=check_room)
+    with pytest.raises(Overloaded, match="two needs 9 MiB"):
+        served.rollout.canary(two.root, 0.2)
+    assert not served.fake.calls and served.roles() == [("stable", "one")]
+    served.rollout.canary(two.root, 0.2, ignore_memory=True)
+    served.rollout.promote()
+    with pytest.raises(Overloaded, match="one needs 9 MiB"):
+        served.rollout.rollback()
+    CommandTable(served.rollout)({"command": "rollback", "ignore_memory": True})
+    assert served.roles() == [("stable", "one")]
+
+
+def test_version_numbers_that_are_used_up_are_told_and_begin_anew_with_a_server(one, two, tmp_path):
+    """Wrong: version 0 or -1, which Triton does not load, after a thousand canaries."""
+    served = Served(RolloutState(one), tmp_path)
+    served.rollout._numbers._next = 1
+    served.rollout.canary(two.root, 0.2)
+    assert served.fake.route().canary.version == 1
+    served.rollout.rollback()
+    with pytest.raises(Overloaded, match="version numbers are used"):
+        served.rollout.canary(two.root, 0.2)
+    served.start()
+    assert served.fake.route().stable.version == 1000000
+    served.rollout.canary(two.root, 0.2)
+    assert served.fake.route().canary.version == 999999
+
+
+@pytest.mark.parametrize("failing", [("unload", "llm_canary"), ("load", "llm_canary")])
+def test_a_promotion_whose_tail_fails_is_told_as_done_and_harms_no_later_command(served, two, failing, tmp_path):
+    """Wrong: a rollback would retire the stable version, whose death nobody would notice then; or the end of the old
+    one, unloaded by the next command, would count as a death."""
+    served.rollout.canary(two.root, 0.2)
+    load, unload = served.fake.load, served.fake.unload
+    broken = {"on": True}
+
+    def wrap(real, name):
+        def call(model):
+            if broken["on"] and (name, model) == failing:
+                raise EngineFailure("no luck")
+            real(model)
+
+        return call
+
+    served.fake.load, served.fake.unload = wrap(load, "load"), wrap(unload, "unload")
+    with pytest.raises(EngineFailure, match=r"two is stable now, but one may still be loaded: .*no luck"):
+        served.rollout.promote()
+    assert served.roles() == [("stable", "two")] and ("retire", 1000000) in served.fake.calls
+    broken["on"] = False
+    served.rollout.rollback()
+    assert served.roles() == [("stable", "one")] and ("retire", 999999) in served.fake.calls
+
+
+def test_a_rollback_that_cannot_be_remembered_leaves_no_canary_behind(one, two, tmp_path):
+    """Wrong: the next rollback would take that canary back, and not the promotion."""
+    folder = tmp_path / "state"
+    served = Served(RolloutState(one, folder), tmp_path)
+    served.rollout.canary(two.root, 0.2)
+    served.rollout.promote()
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    with pytest.raises(EngineFailure, match="cannot be written"):
+        served.rollout.rollback()
+    assert served.roles() == [("stable", "two")] and served.rollout.describe()["previous"]["name"] == "one"
+    folder.mkdir()
+    served.rollout.rollback()
+    assert served.roles() == [("stable", "one")]
+
+
+def test_a_clean_up_that_fails_does_not_hide_why_the_canary_failed(served, two):
+    def fail(*given):
+        raise EngineFailure("the clean-up")
+
+    served.fake.generate, served.fake.unload = lambda model: served.fake._do("x") or fail_with("the cause"), fail
+    with pytest.raises(EngineFailure, match="the cause"):
+        served.rollout.canary(two.root, 0.2)
+
+
+def fail_with(text):
+    raise EngineFailure(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\xff", b'{"given": 1, "stable": "x", "previous": null}', b'{"given": 1, "stable": {"path": 7}, "previous": []}'],
+)
+def test_a_state_without_meaning_is_refused_and_not_a_traceback(one, tmp_path, text):
+    (tmp_path / "rollout.json").write_bytes(text.replace(b"1,", json.dumps(one.digest).encode() + b","))
+    with pytest.raises(ReleaseMismatch, match="remove it to start over"):
+        RolloutState(one, tmp_path)
+
+
+def test_a_state_folder_that_cannot_be_made_is_named(one, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SetupError, match=r"--state .*file/state"):
+        RolloutState(one, tmp_path / "file" / "state")

@@ -446,3 +446,50 @@ def test_garbage_on_the_ports_is_a_server_that_is_not_ready(answering, answer, r
     ports = Ports(1, answering(answer), 2)
     process = SimpleNamespace(config=SimpleNamespace(address="127.0.0.1", ports=ports))
     assert TritonProcess.is_ready(process) is ready
+
+
+def test_one_decoder_is_asked_to_refuse_and_the_others_go_on(tmp_path, monkeypatch):
+    """Wrong: a canary with changed weights would go on answering until its last stream has ended, or all would stop."""
+    monkeypatch.setenv(drain.VARIABLE, str(tmp_path / "drain"))
+    asked, timeouts = threading.Event(), []
+    file = drain.DrainFile(tmp_path / "drain")
+    file.ask_one(os.getpid() + 1, 5.0)
+    drain.on_drain(lambda timeout_s: (timeouts.append(timeout_s), asked.set()), end_orphan=lambda code: None)
+    file.ask_one(os.getpid(), 0.0)
+    assert asked.wait(10) and timeouts == [0.0]
+
+
+def test_a_decoder_is_told_how_many_canaries_were_given_up(tmp_path, monkeypatch):
+    monkeypatch.delenv(drain.VARIABLE, raising=False)
+    assert drain.taken_back() == 0
+    monkeypatch.setenv(drain.VARIABLE, str(tmp_path / "drain"))
+    assert drain.taken_back() == 0
+    drain.count_taken_back(tmp_path, 3)
+    assert drain.taken_back() == 3
+
+
+def test_a_process_that_was_given_a_retired_ones_id_is_not_retired(monkeypatch):
+    """Wrong: the death of a later canary's process would not be noticed."""
+    births = {7: 100, 8: 200}
+    monkeypatch.setattr(triton_process, "birth", lambda pid: births.get(pid, 0))
+    process = TritonProcess.__new__(TritonProcess)
+    process._retired = {}
+    process.stubs_of = lambda version: [7, 8]
+    process.retire(999)
+    assert process.retired_stubs == {7, 8}
+    del births[7]
+    assert process.retired_stubs == {7, 8}, "its end is still expected when the supervisor looks"
+    births[8] = 300
+    assert process.retired_stubs == {7}
+
+
+def test_the_stubs_of_a_version_are_not_those_of_another_whose_number_ends_alike(monkeypatch):
+    lines = {
+        1: "stub /r/decoder/999/model.py",
+        2: "stub /r/tokenizer/999/model.py",
+        3: "stub /r/decoder/1999/model.py",
+    }
+    monkeypatch.setattr(triton_process, "command_line", lines.get)
+    process = SimpleNamespace(stub_pids=lambda: [1, 2, 3])
+    assert TritonProcess.stubs_of(process, 999) == [1, 2]
+    assert TritonProcess.stubs_of(process, 999, "decoder") == [1]

@@ -1,4 +1,6 @@
-"""How commands reach the launcher of a running server: a Unix socket in Linux's abstract namespace, named by gRPC port.
+"""How commands reach the launcher of a running server: a Unix socket in Linux's abstract namespace.
+
+It is named by the address and gRPC port of the server.
 
 It leaves no file behind. It has no permissions either, so both ends ask the kernel who the other is: only the same user
 (or root) is answered. One JSON object a line in each direction.
@@ -16,15 +18,14 @@ from typing import Any
 
 from tritonforge import errors
 from tritonforge.errors import InvalidRequest, Overloaded, SetupError, TritonForgeError
+from tritonforge.launch.ports import LOOPBACK, reachable
 
 log = logging.getLogger("tritonforge.server")
 MAX_BYTES = 1 << 16
 CONNECT_TIMEOUT_S = 5.0
 _CREDENTIALS = struct.Struct("3i")
-_BY_CODE: dict[str, type[TritonForgeError]] = {
-    kind.code: kind
-    for kind in (InvalidRequest, errors.NotFound, Overloaded, errors.EngineFailure)  # what commands raise
-}
+_RAISED = (InvalidRequest, errors.NotFound, Overloaded, errors.Cancelled, errors.DeadlineExceeded)
+_BY_CODE: dict[str, type[TritonForgeError]] = {kind.code: kind for kind in (*_RAISED, errors.EngineFailure)}
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -32,10 +33,10 @@ Handler = Callable[[dict[str, Any]], dict[str, Any]]
 class ControlSocket:
     """The launcher's end: answers each request with what `handle` returns or raises, each in a thread."""
 
-    def __init__(self, port: int, handle: Handler) -> None:
+    def __init__(self, port: int, handle: Handler, *, address: str = LOOPBACK) -> None:
         """Raises SetupError when the name is taken."""
         try:
-            self._server = _Server(_name(port), handle)
+            self._server = _Server(_name(port, address), handle)
         except OSError as error:
             raise SetupError(f"the control socket of gRPC port {port} is taken: {error.strerror}") from None
         threading.Thread(target=self._server.serve_forever, name="control", daemon=True).start()
@@ -46,15 +47,15 @@ class ControlSocket:
         self._server.server_close()
 
 
-def ask(port: int, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """Send `request` to the launcher of the server on this gRPC port and return its answer.
+def ask(port: int, request: dict[str, Any], timeout: float, *, address: str = LOOPBACK) -> dict[str, Any]:
+    """Send `request` to the launcher of the server that is bound to this address and gRPC port; return its answer.
 
     Raises the typed error of the launcher, and Overloaded when there is none.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(CONNECT_TIMEOUT_S)
         try:
-            connection.connect(_name(port))
+            connection.connect(_name(port, address))
             if not _is_mine(connection):
                 raise SetupError(f"the control socket of gRPC port {port} belongs to another user")
             connection.settimeout(timeout)
@@ -65,7 +66,9 @@ def ask(port: int, request: dict[str, Any], timeout: float) -> dict[str, Any]:
                 f"the launcher gave no answer within {timeout:g} s; it may still carry the command out"
             ) from None
         except OSError as error:
-            remedy = "start it with `tritonforge serve`, on this machine and by this user, or name its port with --port"
+            remedy = (
+                "start it with `tritonforge serve`, on this machine and by this user, or name its --port and --address"
+            )
             raise Overloaded(f"no server is controlled on gRPC port {port} ({error.strerror}); {remedy}") from None
     if not line:
         raise Overloaded("the launcher closed the connection without an answer")
@@ -116,8 +119,9 @@ def _answer(handle: Handler, line: bytes) -> dict[str, Any]:
         return {"code": errors.EngineFailure.code, "error": "the command failed; the launcher's log has the cause"}
 
 
-def _name(port: int) -> str:
-    return f"\0tritonforge-{port}"
+def _name(port: int, address: str) -> str:
+    host = reachable(address)
+    return f"\0tritonforge-{port}" if host in (LOOPBACK, "localhost") else f"\0tritonforge-{host}-{port}"
 
 
 def _is_mine(connection: socket.socket) -> bool:

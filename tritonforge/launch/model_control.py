@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tritonforge.errors import EngineFailure, Overloaded
+from tritonforge.errors import DeadlineExceeded, EngineFailure, Overloaded
 
 RESTRICTED = ("model-repository", "shared-memory", "logging", "trace")
 """Triton's APIs that need the key: they run code, read memory, write files, or change the server for everybody."""
@@ -36,7 +36,10 @@ class ModelControl:
     key: str = field(repr=False)
 
     def load(self, model: str, timeout: float) -> None:
-        """Load the model as the repository now says; EngineFailure, with the model's own words, when it fails."""
+        """Load the model as the repository now says; EngineFailure, with the model's own words, when it fails.
+
+        DeadlineExceeded after `timeout` seconds; the server goes on loading then.
+        """
         self._call("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=model), timeout)
 
     def unload(self, model: str, timeout: float) -> None:
@@ -50,6 +53,8 @@ class ModelControl:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise Overloaded(f"the server does not answer: {error.details()}") from None
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise DeadlineExceeded(f"model {request.model_name}: {name} took longer than {timeout:g} s") from None
             raise EngineFailure(_cause(error.details() or error.code().name)) from None
 
 

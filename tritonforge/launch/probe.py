@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Any
 
 from tritonforge.launch.ports import is_loopback
-from tritonforge.launch.state_file import read_state, state_path
+from tritonforge.launch.state_file import find_state
 
 PROBE_TENANT = "tritonforge-probe"
 """The tenant of the requests that ask for a token: no user's, so they are not among the requests that are counted."""
@@ -122,9 +122,10 @@ def _refusal(text: str) -> Condition:
 
 def _supervisor(target: Target) -> Verdict | None:
     """What the supervisor of a server on this machine says; None when there is none, or it says that it serves."""
-    told = read_state(state_path(target.port)) if is_loopback(target.url) else None
-    if told is None or told.state == "serving":
+    found = find_state(target.url) if is_loopback(target.url) else None
+    if found is None or found[0].state == "serving":
         return None
+    told = found[0]
     seconds = time.time() - told.since_s
     if not told.alive:
         return None  # killed, and the server with it

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from tritonforge.release import MANIFEST, Release, file_digest
 
@@ -20,6 +21,13 @@ log = logging.getLogger("tritonforge.server")
 Stamp = tuple[int, int, int] | None
 Served = tuple[Path, str]
 """A release's folder and digest: another release may come in the same folder."""
+
+
+class Change(NamedTuple):
+    """A served release whose file is not what its manifest says, in words."""
+
+    release: Release
+    text: str
 
 
 class ReleaseWatch:
@@ -40,16 +48,15 @@ class ReleaseWatch:
             served: known[served] if served in known else _stamps(release) for served, release in self._releases.items()
         }
 
-    def look(self, now: float) -> str | None:
-        """Which file is not any more what the manifest says, at `now` (monotonic seconds); None while none is known."""
-        found = next((text for served, text in self._found.items() if served in self._releases), None)
-        if found is None and now >= self._next_look and (self._reading is None or not self._reading.is_alive()):
+    def look(self, now: float) -> list[Change]:
+        """What is known at `now` (monotonic seconds) to be changed: one file of each release."""
+        if now >= self._next_look and (self._reading is None or not self._reading.is_alive()):
             self._next_look = now + LOOK_S
             changed = [(one, names) for served, one in self._releases.items() if (names := self._changed(served))]
             if changed:
                 self._reading = threading.Thread(target=self._read, args=(changed,), name="release-watch", daemon=True)
                 self._reading.start()
-        return found
+        return [Change(self._releases[one], text) for one, text in list(self._found.items()) if one in self._releases]
 
     def _changed(self, served: Served) -> list[str]:
         """The files whose size or time is another; none of a release that was replaced as a whole."""

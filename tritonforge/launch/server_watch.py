@@ -5,7 +5,7 @@ The supervisor looks twice a second. What is found is a Cause: a kind for the me
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from tritonforge.launch.release_watch import ReleaseWatch
@@ -24,11 +24,24 @@ class Cause(NamedTuple):
         return self.text
 
 
-class ServerWatch:
-    """Looks at one server, its stubs and the releases that it serves."""
+GiveUp = Callable[[Release, str], bool]
 
-    def __init__(self, process: TritonProcess, stubs: Iterable[int], releases: Iterable[Release]) -> None:
-        self._process = process
+
+def refuse_to(release: Release, why: str) -> bool:
+    """No release can be given up."""
+    return False
+
+
+class ServerWatch:
+    """Looks at one server, its stubs and the releases that it serves.
+
+    `give_up` is asked, each time, whether the server can go on without a release that was changed: so with a canary.
+    """
+
+    def __init__(
+        self, process: TritonProcess, stubs: Iterable[int], releases: Iterable[Release], give_up: GiveUp = refuse_to
+    ) -> None:
+        self._process, self._give_up = process, give_up
         self._releases = ReleaseWatch(())
         self.follow(stubs, releases)
 
@@ -45,8 +58,10 @@ class ServerWatch:
         halted = self._halts.look(now)
         if halted is not None:
             return _halt(halted, self._process.pid)
-        changed = self._releases.look(now)
-        return None if changed is None else Cause("release_changed", changed)
+        for changed in self._releases.look(now):
+            if not self._give_up(changed.release, changed.text):
+                return Cause("release_changed", changed.text)
+        return None
 
 
 def _halt(pid: int, server: int) -> Cause:

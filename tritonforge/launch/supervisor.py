@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tritonforge.errors import EngineFailure, Overloaded, TritonForgeError
-from tritonforge.launch.server_watch import Cause, ServerWatch, cause_of_end, watch_stubs
+from tritonforge.launch.server_watch import Cause, GiveUp, ServerWatch, cause_of_end, refuse_to, watch_stubs
 from tritonforge.launch.stub_watch import LOOK_S
 from tritonforge.launch.triton_install import TritonInstall
 from tritonforge.launch.triton_process import ServerConfig, TritonProcess
@@ -80,9 +80,10 @@ class Supervisor(threading.Thread):
         startup_timeout_s: float,
         policy: RestartPolicy | None = None,
         releases: Callable[[], Sequence[Release]] = tuple,
+        give_up: GiveUp = refuse_to,
         tell: Callable[[State, str], None] = lambda state, cause: None,
     ) -> None:
-        """`releases` are those that are served now; `tell` is told each new state and what led to it."""
+        """`releases` are those that are served; `give_up` as in ServerWatch; `tell` gets each state and its cause."""
         super().__init__(name="supervisor", daemon=True)
         self.error: TritonForgeError | None = None
         self.process: TritonProcess | None = None
@@ -91,7 +92,7 @@ class Supervisor(threading.Thread):
         self._install, self._config, self._probe = install, config, probe
         self._startup_timeout_s = startup_timeout_s
         self._policy = policy or RestartPolicy()
-        self._releases, self._tell = releases, tell
+        self._releases, self._give_up, self._tell = releases, give_up, tell
         self._restarts: Counter[str] = Counter()
         self._stop_asked, self._force_asked = threading.Event(), threading.Event()
         self._renew_asked, self._renewed = threading.Event(), threading.Event()
@@ -137,7 +138,7 @@ class Supervisor(threading.Thread):
         stubs: dict[int, int] = {}
         try:
             self.process = process = TritonProcess(self._install, self._config, restarts)
-            watch = ServerWatch(process, (), self._releases())  # before the decoder reads them
+            watch = ServerWatch(process, (), self._releases(), self._give_up)  # before the decoder reads them
             self._await_ready(process)
             watch_stubs(stubs, process.stub_pids())
             cause = self._serve(process, stubs, watch)
@@ -238,7 +239,6 @@ class Supervisor(threading.Thread):
         return ready - {self._wake.fileno()}
 
     def _nudge(self) -> None:
-        """Make _wait() return."""
         with contextlib.suppress(OSError):  # the thread has ended already
             self._wake_sender.send(b"x")
 

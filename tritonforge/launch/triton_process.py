@@ -7,9 +7,7 @@ import contextlib
 import http.client
 import os
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,14 +20,15 @@ from tritonforge.errors import EngineFailure
 from tritonforge.launch.drain import VARIABLE, DrainFile
 from tritonforge.launch.model_control import restrictions
 from tritonforge.launch.ports import Ports, reachable
+from tritonforge.launch.processes import command_line, is_mine, kill_and_wait, pids
 from tritonforge.launch.server_log import ServerLog
 from tritonforge.launch.shared_memory import FAMILY, SharedMemory
+from tritonforge.launch.state_file import birth
 from tritonforge.launch.triton_install import STUB, TritonInstall
 from tritonforge.observation.health import stall_file
 from tritonforge.observation.observation import Observation
 from tritonforge.observation.recorder import VARIABLE as BUCKETS_VARIABLE
 
-KILL_S = 10.0
 _GUARD = """import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])"""
@@ -96,7 +95,7 @@ class TritonProcess:
         self._process: subprocess.Popen | None = None
         self._log: ServerLog | None = None
         self.pidfd = -1
-        self.retired_stubs: frozenset[int] = frozenset()
+        self._retired: dict[int, int] = {}
         self._run_dir = Path(tempfile.mkdtemp(prefix=FAMILY))
         self._memory = SharedMemory(self._run_dir)
         self._folders_before = _backend_folders()
@@ -147,11 +146,31 @@ class TritonProcess:
 
     def stub_pids(self) -> list[int]:
         """Process ids of the Python stubs, found by our region names on their command lines: so also when orphaned."""
-        return [pid for pid in _pids() if self._memory.prefix in (line := _command(pid)) and STUB in line]
+        return [pid for pid in pids() if self._memory.prefix in (line := command_line(pid)) and STUB in line]
+
+    def stubs_of(self, version: int, model: str = "") -> list[int]:
+        """The stubs of one version, or of one model of it."""
+        return [pid for pid in self.stub_pids() if f"{model}/{version}/model.py" in command_line(pid)]
 
     def retire(self, version: int) -> None:
         """Expect the stubs of a version to end: its models are about to be unloaded."""
-        self.retired_stubs |= {pid for pid in self.stub_pids() if f"/{version}/model.py" in _command(pid)}
+        self._retired |= {pid: birth(pid) for pid in self.stubs_of(version)}
+
+    @property
+    def retired_stubs(self) -> set[int]:
+        """Those that were retired; not a later process that was given the id of one."""
+        return {pid for pid, born in self._retired.items() if birth(pid) in (0, born)}
+
+    def kill(self, version: int) -> None:
+        """Kill the stubs of a version, which may hang: Triton then fails the load that waits for one."""
+        for pid in self.stubs_of(version):
+            with contextlib.suppress(ProcessLookupError):
+                kill_and_wait(pid)
+
+    def refuse(self, version: int) -> None:
+        """Ask the decoder of a version to refuse requests from now on, and to cancel those that run."""
+        for pid in self.stubs_of(version, "decoder"):
+            self._drain_file.ask_one(pid, 0.0)
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines that this server wrote."""
@@ -183,7 +202,7 @@ class TritonProcess:
     @property
     def drained(self) -> bool:
         """True once every decoder has handed over its answers. One that does not say so is never drained."""
-        return self._drain_file.done([pid for pid in self.stub_pids() if "/decoder/" in _command(pid)])
+        return self._drain_file.done([pid for pid in self.stub_pids() if "/decoder/" in command_line(pid)])
 
     def hung(self) -> str | None:
         """What the decoder says of a step that hangs; None while none does."""
@@ -204,7 +223,7 @@ class TritonProcess:
             self._process.wait()
         for pid in self.stub_pids():
             with contextlib.suppress(ProcessLookupError):
-                _kill_and_wait(pid)
+                kill_and_wait(pid)
         self._memory.close()
         if self._log is not None:
             self._log.close()
@@ -217,33 +236,5 @@ class TritonProcess:
             self.pidfd = -1
 
 
-def _pids() -> list[int]:
-    """Processes of this user: a command line says whatever its process likes."""
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _is_mine(path)]
-
-
-def _is_mine(path: Path) -> bool:
-    """Whether a file exists and belongs to this user."""
-    with contextlib.suppress(OSError):  # gone meanwhile, or a link to nothing
-        return path.stat().st_uid == os.getuid()
-    return False
-
-
-def _command(pid: int) -> str:
-    """The command line of a process; empty for a zombie or one that is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read().decode(errors="replace")
-    return ""
-
-
-def _kill_and_wait(pid: int) -> None:
-    pidfd = os.pidfd_open(pid)
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        select.select([pidfd], [], [], KILL_S)
-    finally:
-        os.close(pidfd)
-
-
 def _backend_folders(folder: Path = Path("/tmp")) -> set[Path]:
-    return {path for path in folder.glob("python_env_*") if _is_mine(path)}
+    return {path for path in folder.glob("python_env_*") if is_mine(path)}

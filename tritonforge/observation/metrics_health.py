@@ -3,6 +3,7 @@
 import json
 import os
 
+from tritonforge.launch.drain import taken_back
 from tritonforge.observation.health import REASONS
 from tritonforge.observation.metric_family import MetricFamily, View, one_label
 
@@ -82,6 +83,14 @@ HEALTH_FAMILIES = (
         labels=("cause",),
         values=one_label(*RESTART_CAUSES),
         read=lambda view: {(cause,): count for cause, count in RESTARTS.items()},
+    ),
+    MetricFamily(
+        "tritonforge_canaries_given_up_total",
+        "counter",
+        "Canaries that the supervisor took back because their files were changed while they were served",
+        "canaries",
+        "health",
+        read=lambda view: float(taken_back()),
     ),
 )
 RESTARTS = restarts()

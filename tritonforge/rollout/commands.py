@@ -9,6 +9,7 @@ from typing import Any
 
 from tritonforge.errors import InvalidRequest, SetupError
 from tritonforge.launch.control_socket import ask
+from tritonforge.launch.ports import LOOPBACK, reachable
 
 TIMEOUT_S = 900.0
 """A large release takes minutes to load."""
@@ -20,9 +21,11 @@ class CommandTable:
     def __init__(self, rollout: "Rollout") -> None:  # noqa: F821 - the command line does not need it
         self._commands = {
             "list": lambda: rollout.describe(),
-            "canary": lambda release, share, tenants: rollout.canary(Path(release), share, tenants),
+            "canary": lambda release, share, tenants, ignore_memory=False: rollout.canary(
+                Path(release), share, tenants, ignore_memory=ignore_memory
+            ),
             "promote": rollout.promote,
-            "rollback": rollout.rollback,
+            "rollback": lambda ignore_memory=False: rollout.rollback(ignore_memory=ignore_memory),
         }
 
     def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -43,9 +46,14 @@ def add_parser(commands: Any) -> None:
     actions = release.add_subparsers(required=True, metavar="action")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--port", type=int, default=8001, help="gRPC port of the server (default: %(default)s)")
+    common.add_argument(
+        "--address", default=LOOPBACK, help="the address that the server is bound to (default: %(default)s)"
+    )
     common.add_argument("--json", action="store_true", help="print one JSON object")
+    loading = argparse.ArgumentParser(add_help=False, parents=[common])
+    loading.add_argument("--ignore-memory", action="store_true", help="load it although memory may run out")
     actions.add_parser("list", parents=[common], help="what is served").set_defaults(run=run, action="list")
-    canary = actions.add_parser("canary", parents=[common], help="load a release beside the stable one")
+    canary = actions.add_parser("canary", parents=[loading], help="load a release beside the stable one")
     canary.add_argument("release", type=Path, help="the release folder")
     canary.add_argument("--share", type=_percent, metavar="PERCENT", help="of the requests, by their ids")
     canary.add_argument("--tenant", action="append", default=[], help="only this tenant's requests; repeatable")
@@ -55,7 +63,7 @@ def add_parser(commands: Any) -> None:
     promote.add_argument("--metrics-port", type=int, default=8002, help="with --contract (default: %(default)s)")
     promote.add_argument("--profile", help="with --contract: its profile, when it has several")
     promote.set_defaults(run=run, action="promote")
-    rollback = actions.add_parser("rollback", parents=[common], help="take the canary, or the last promotion, back")
+    rollback = actions.add_parser("rollback", parents=[loading], help="take the canary, or the last promotion, back")
     rollback.set_defaults(run=run, action="rollback")
 
 
@@ -64,12 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
     request: dict[str, Any] = {"command": arguments.action}
     if arguments.action == "canary":
         request |= {"release": str(arguments.release.absolute()), "share": arguments.share, "tenants": arguments.tenant}
+    if getattr(arguments, "ignore_memory", False):
+        request["ignore_memory"] = True
     if arguments.action == "promote" and arguments.contract is not None:
         code = _judge(arguments)
         if code:
             print("not promoted: the canary does not keep the contract", file=sys.stderr)
             return code
-    answer = ask(arguments.port, request, TIMEOUT_S)
+    answer = ask(arguments.port, request, TIMEOUT_S, address=arguments.address)
     print(json.dumps(answer) if arguments.json else _table(answer))
     return 0
 
@@ -82,10 +92,11 @@ def _judge(arguments: argparse.Namespace) -> int:
     sys.path.insert(0, str(root))
     from loadtests import canary_judge
 
-    canaries = [row for row in ask(arguments.port, {"command": "list"}, TIMEOUT_S)["served"] if row["role"] == "canary"]
+    served = ask(arguments.port, {"command": "list"}, TIMEOUT_S, address=arguments.address)["served"]
+    canaries = [row for row in served if row["role"] == "canary"]
     if not canaries:
         raise InvalidRequest("there is no canary to judge")
-    url = f"127.0.0.1:{arguments.metrics_port}"
+    url = f"{reachable(arguments.address)}:{arguments.metrics_port}"
     return canary_judge.run(arguments.contract, arguments.profile, url, canaries[0]["version"])
 
 

@@ -5,59 +5,48 @@ only after new requests go elsewhere, and Triton lets go of it when its last str
 """
 
 import contextlib
+import logging
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tritonforge.errors import EngineFailure, InvalidRequest, Overloaded, TritonForgeError
+from tritonforge.launch.drain import count_taken_back
 from tritonforge.release import Release
-from tritonforge.rollout.routing import CANARY_MODEL, REFRESH_S, SHARE, STABLE_MODEL, Share, share_of
-from tritonforge.rollout.serving_repository import COMPONENTS, FIRST_VERSION, ServingRepository, Version
+from tritonforge.rollout.routing import REFRESH_S, Share, share_of
+from tritonforge.rollout.served import NOTHING, Numbers, Running, Served, take_each, told
+from tritonforge.rollout.serving_repository import ServingRepository, Version
 from tritonforge.rollout.state import RolloutState
+from tritonforge.rollout.steps import RolloutSteps
 
 GRACE_S = 3 * REFRESH_S
 """How long a version stays loaded when the route no longer leads to it."""
 
-
-NOTHING = Share(0.0)
-
-
-class Running(Protocol):
-    """The running tritonserver, as the rollout needs it. Its calls raise TritonForgeErrors."""
-
-    def load(self, model: str) -> None:
-        """Load a model as the repository now says."""
-
-    def unload(self, model: str) -> None:
-        """Unload a model."""
-
-    def generate(self, model: str) -> None:
-        """Generate one token."""
-
-    def retire(self, number: int) -> None:
-        """Expect the processes of this version to end."""
-
-
-@dataclass
-class _Served:
-    """One server's repository and what is in it."""
-
-    repository: ServingRepository
-    stable: Version
-    canary: Version | None = None
-    share: Share = NOTHING
+log = logging.getLogger("tritonforge.server")
 
 
 class Rollout:
-    """The releases of one server. `compose` is called by the thread that starts servers, the commands by others."""
+    """The releases of one server. `compose` and `give_up` are called by the thread that watches it, the rest by others.
 
-    def __init__(self, state: RolloutState, running: Running, *, grace_s: float = GRACE_S) -> None:
-        self._state, self._running, self._grace_s = state, running, grace_s
-        self._next = FIRST_VERSION
+    `check_room` raises when there is too little memory for one more release.
+    """
+
+    def __init__(
+        self,
+        state: RolloutState,
+        running: Running,
+        *,
+        grace_s: float = GRACE_S,
+        check_room: Callable[[Release], None] = lambda release: None,
+    ) -> None:
+        self._state, self._running, self._grace_s, self._check_room = state, running, grace_s, check_room
+        self._steps = RolloutSteps(state, running, self._await_routes)
+        self._numbers = Numbers()
         self._commands, self._restarting = threading.Lock(), threading.Event()
-        self._served: _Served | None = None
+        self._served: Served | None = None
+        self._giving_up: dict[int, threading.Thread] = {}
+        self._taken_back = 0
 
     @property
     def release(self) -> Release:
@@ -80,21 +69,25 @@ class Rollout:
         with self._commands:
             self._restarting.clear()
             release, served = self._state.reopen(), self._served
+            if served is not None and served.canary is not None:
+                log.warning("the canary %s is gone with the server", served.canary.release.name)
             same = served is not None and served.stable.release.digest == release.digest
-            stable = served.stable if same else self._number(release)
-            self._served = _Served(ServingRepository(run_dir / "model_repository", stable), stable)
+            if self._numbers.low:
+                self._numbers, same = Numbers(), False
+            stable = served.stable if same else Version(self._numbers.take(), release)
+            self._served = Served(ServingRepository(run_dir / "model_repository", stable), stable)
+            count_taken_back(run_dir, self._taken_back)
             return self._served.repository.root
 
     def describe(self) -> dict[str, Any]:
-        """What is served now, and what a rollback would bring back."""
+        """What is served now, what is being loaded, and what a rollback would bring back."""
         served, previous = self._served, self._state.previous
-        rows = [] if served is None else [_row(served.stable, "stable", STABLE_MODEL)]
-        if served is not None and served.canary is not None:
-            share = {"share": served.share.fraction, "tenants": list(served.share.tenants)}
-            rows.append(_row(served.canary, "canary", CANARY_MODEL) | share)
-        return {"served": rows, "previous": None if previous is None else _told(previous)}
+        rows = [] if served is None else served.rows(self._steps.loading)
+        return {"served": rows, "previous": None if previous is None else told(previous)}
 
-    def canary(self, release: Path, fraction: float | None, tenants: Sequence[str] = ()) -> dict[str, Any]:
+    def canary(
+        self, release: Path, fraction: float | None, tenants: Sequence[str] = (), *, ignore_memory: bool = False
+    ) -> dict[str, Any]:
         """Load a release beside the stable one and give it its share; with a canary running, change its share.
 
         A release that does not load, or generates no token, leaves everything as it was and raises why.
@@ -104,11 +97,11 @@ class Rollout:
             if served.canary is None:
                 if release.digest == served.stable.release.digest:
                     raise InvalidRequest(f"release {release.name} is the one that is served")
-                self._bring_up(served, release, share)
+                self._bring_up(served, release, share, ignore_memory=ignore_memory)
             elif release.digest != served.canary.release.digest:
                 raise InvalidRequest(f"{served.canary.release.name} is the canary; promote it or take it back first")
             else:
-                self._set_share(served, share)
+                self._steps.set_share(served, served.canary, share)
         return self.describe()
 
     def promote(self) -> dict[str, Any]:
@@ -116,103 +109,76 @@ class Rollout:
         with self._exclusive() as served:
             if served.canary is None:
                 raise InvalidRequest("there is no canary to promote")
-            self._promote(served)
+            self._steps.let_go(served, *self._steps.switch(served))
         return self.describe()
 
-    def rollback(self) -> dict[str, Any]:
-        """Take the canary back; without one, bring back the release that was stable before the last promotion."""
-        with self._exclusive() as served:
+    def rollback(self, *, ignore_memory: bool = False) -> dict[str, Any]:
+        """Take the canary back, also one that is being loaded; without one, bring back the release that was stable
+        before the last promotion."""
+        given_up = self._steps.give_up_loading()
+        with self._exclusive(wait=given_up) as served:
             if served.canary is not None:
-                self._take_back(served)
-            elif self._state.previous is None:
-                raise InvalidRequest("there is neither a canary to take back nor an earlier release to return to")
-            else:
-                self._bring_up(served, self._state.previous, NOTHING)
-                self._promote(served)
-                self._state.forget_previous()
+                self._steps.take_back(served)
+            elif not given_up:
+                self._return(served, ignore_memory=ignore_memory)
         return self.describe()
 
-    def _bring_up(self, served: _Served, release: Release, share: Share) -> None:
-        """Load `release` beside the stable version and prove that it generates."""
-        repository = served.repository
-        repository.check(release)
-        version = self._number(release)
+    def give_up(self, release: Release, why: str) -> bool:
+        """Begin to take the canary back whose files have changed; its requests are refused at once.
+
+        False when `release` is the stable one, or this has failed: then only another server helps. Does not wait.
+        """
+        served = self._served
+        if served is None or _is_of(served.stable, release):
+            return False
+        canary = served.canary
+        if not _is_of(canary, release):
+            return True  # it is gone
+        if canary.number not in self._giving_up:
+            log.error("the canary %s (version %d) is taken back: %s", release.name, canary.number, why)
+            thread = threading.Thread(target=self._give_up, args=(canary,), name="canary-gives-up", daemon=True)
+            self._giving_up = {canary.number: thread}
+            thread.start()
+            return True
+        return self._giving_up[canary.number].is_alive() or served.canary is None
+
+    def _give_up(self, canary: Version) -> None:
         try:
-            repository.add(version)
-            repository.serve(served.stable, version)
-            self._load(*COMPONENTS)
-            repository.point(CANARY_MODEL, version, {SHARE: NOTHING.to_json()})
-            self._load(CANARY_MODEL)
-            self._running.generate(CANARY_MODEL)
-            served.canary = version
-            self._set_share(served, share)
+            with self._exclusive(wait=True) as served:
+                if served.canary is canary:
+                    self._taken_back += 1
+                    count_taken_back(served.repository.root.parent, self._taken_back)
+                    take_each(lambda: self._running.refuse(canary.number), lambda: self._steps.take_back(served))
+        except (TritonForgeError, OSError) as error:
+            log.error("the canary could not be taken back: %s", error)
+
+    def _return(self, served: Served, *, ignore_memory: bool) -> None:
+        """Bring back the release that was stable before the last promotion."""
+        if self._state.previous is None:
+            raise InvalidRequest("there is neither a canary to take back nor an earlier release to return to")
+        self._bring_up(served, self._state.previous, NOTHING, ignore_memory=ignore_memory)
+        try:
+            old, new = self._steps.switch(served)
         except (TritonForgeError, OSError):
-            served.canary, served.share = None, NOTHING
-            with contextlib.suppress(Overloaded):  # the server has died, and its repository with it
-                self._remove_canary(served, version)
+            self._steps.clean_up(served, served.canary)
             raise
+        take_each(self._state.forget_previous, lambda: self._steps.let_go(served, old, new))
 
-    def _promote(self, served: _Served) -> None:
-        old, new = served.stable, served.canary
-        try:
-            served.repository.point(STABLE_MODEL, new)
-            self._load(STABLE_MODEL)
-            self._state.promote(new.release)
-        except TritonForgeError:
-            served.repository.point(STABLE_MODEL, old)
-            with contextlib.suppress(Overloaded):  # the server has died, and its repository with it
-                self._load(STABLE_MODEL)
-            raise
-        served.stable = new
-        self._set_share(served, NOTHING)
-        served.canary = None
-        self._await_routes()
-        self._drop_canary_model(served)
-        self._retire(served, old)
-
-    def _take_back(self, served: _Served) -> None:
-        self._set_share(served, NOTHING)
-        version, served.canary = served.canary, None
-        self._await_routes()
-        self._remove_canary(served, version)
-
-    def _remove_canary(self, served: _Served, version: Version) -> None:
-        self._drop_canary_model(served)
-        self._retire(served, version)
-
-    def _drop_canary_model(self, served: _Served) -> None:
-        if (served.repository.root / CANARY_MODEL).exists():
-            self._running.unload(CANARY_MODEL)
-            served.repository.drop(CANARY_MODEL)
-
-    def _retire(self, served: _Served, version: Version) -> None:
-        """Serve the stable version only. Streams of the other go on; nothing new reaches it."""
-        self._running.retire(version.number)
-        served.repository.serve(served.stable)
-        self._load(*COMPONENTS)
-
-    def _set_share(self, served: _Served, share: Share) -> None:
-        served.repository.point(CANARY_MODEL, served.canary, {SHARE: share.to_json()})
-        self._load(CANARY_MODEL)
-        served.share = share
-
-    def _load(self, *models: str) -> None:
-        for model in models:
-            self._running.load(model)
+    def _bring_up(self, served: Served, release: Release, share: Share, *, ignore_memory: bool) -> None:
+        served.repository.check(release)
+        if not ignore_memory:
+            self._check_room(release)
+        self._steps.bring_up(served, Version(self._numbers.take(), release), share)
 
     def _await_routes(self) -> None:
         """Wait until nobody who routes can still hold the route of before."""
         if self._restarting.wait(self._grace_s):
             raise EngineFailure("the server died meanwhile; it comes back with its stable release")
 
-    def _number(self, release: Release) -> Version:
-        self._next -= 1
-        return Version(self._next + 1, release)
-
     @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[_Served]:
-        """Inside, one command owns what is served. Raises Overloaded while another one is under way."""
-        if not self._commands.acquire(blocking=False):
+    def _exclusive(self, *, wait: bool = False) -> Iterator[Served]:
+        """Inside, one command owns what is served. Without `wait`, Overloaded while another one is under way."""
+        if not self._commands.acquire(blocking=wait):
             raise Overloaded("another release command is under way, or the server is being started")
         try:
             if self._served is None:
@@ -222,9 +188,6 @@ class Rollout:
             self._commands.release()
 
 
-def _told(release: Release) -> dict[str, str]:
-    return {"name": release.name, "digest": release.digest, "path": str(release.root)}
-
-
-def _row(version: Version, role: str, model: str) -> dict[str, Any]:
-    return {"role": role, "model": model, "version": version.number, **_told(version.release)}
+def _is_of(version: Version | None, release: Release) -> bool:
+    """Whether `version` serves this release from this folder."""
+    return version is not None and (version.release.root, version.release.digest) == (release.root, release.digest)

@@ -40,6 +40,16 @@ class RunningServer:
         self.supervisor.process.retire(number)
         self.supervisor.renew_watch()
 
+    def kill(self, number: int) -> None:
+        """End the processes of this version, which may hang; that is no death."""
+        self.retire(number)
+        self.supervisor.process.kill(number)
+
+    def refuse(self, number: int) -> None:
+        """Have this version refuse requests from now on, and cancel those that run."""
+        self._check()
+        self.supervisor.process.refuse(number)
+
     def _check(self) -> None:
         state = self.supervisor.state
         if state is not State.SERVING:

@@ -2,10 +2,10 @@
 
 The rollout composes it, in the run folder of each server that is started.
 
-    tokenizer/config.pbtxt   1000/model.py, release_folder   999/...   a version each, which says where its release is
-    decoder/config.pbtxt     1000/model.py, release_folder   999/...
-    llm/config.pbtxt         1000/                           an ensemble whose steps are pinned to that version
-    llm_canary/config.pbtxt  999/                            while there is a canary
+    tokenizer/config.pbtxt   1000000/model.py, release_folder   999999/...   a version each, which says where its releis
+    decoder/config.pbtxt     1000000/model.py, release_folder   999999/...
+    llm/config.pbtxt         1000000/                           an ensemble whose steps are pinned to that version
+    llm_canary/config.pbtxt  999999/                            while there is a canary
 
 A version's files are not linked here: Triton looks through links at the times of what they lead to, and loads a version
 again when one has changed, if only in its number of links.
@@ -26,7 +26,7 @@ from tritonforge.release import POINTER, Release, version_folder
 from tritonforge.rollout.routing import DIGEST, NAME, STABLE_MODEL, VERSION
 
 COMPONENTS = ("tokenizer", "decoder")
-FIRST_VERSION = 1000
+FIRST_VERSION = 1_000_000
 RELEASED = "1"
 """The version folder of each model within a release."""
 CONFIG = "config.pbtxt"

@@ -7,8 +7,9 @@ import contextlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-from tritonforge.errors import EngineFailure, ReleaseMismatch, TritonForgeError
+from tritonforge.errors import EngineFailure, ReleaseMismatch, SetupError, TritonForgeError
 from tritonforge.release import Release
 
 FILE = "rollout.json"
@@ -27,7 +28,10 @@ class RolloutState:
         self._given, self._file = given, None if folder is None else folder / FILE
         self.stable, self.previous = given, None
         if self._file is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise SetupError(f"--state {folder} cannot be made: {error.strerror}; name another folder") from None
             self._read()
 
     def reopen(self) -> Release:
@@ -48,15 +52,16 @@ class RolloutState:
 
     def _read(self) -> None:
         try:
-            text = self._file.read_text(encoding="utf-8")
+            kept = json.loads(self._file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return
-        try:
-            kept = json.loads(text)
+        except OSError as error:
+            raise SetupError(f"{self._file} cannot be read: {error.strerror}; give its folder to this user") from None
         except ValueError:
             kept = None
-        if not isinstance(kept, dict) or set(kept) != _KEYS:
-            raise ReleaseMismatch(f"{self._file} must have the keys {sorted(_KEYS)}; remove it to start over")
+        if not _is_state(kept):
+            rule = f"must have the keys {sorted(_KEYS)}, each release with a path and a digest"
+            raise ReleaseMismatch(f"{self._file} {rule}; remove it to start over")
         if kept["given"] == self._given.digest:
             self.stable = _open(kept["stable"])
             with contextlib.suppress(TritonForgeError):  # it is gone: there is nothing to return to
@@ -72,7 +77,10 @@ class RolloutState:
         }
         partial = self._file.with_suffix(".partial")
         try:
-            partial.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+            with open(partial, "w", encoding="utf-8") as file:
+                file.write(json.dumps(kept, indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # after a power failure it is the old file or the new one, not an empty one
             os.replace(partial, self._file)
         except OSError as error:
             raise EngineFailure(f"{self._file} cannot be written: {error.strerror}") from None
@@ -80,6 +88,17 @@ class RolloutState:
 
 def _told(release: Release) -> dict[str, str]:
     return {"path": str(release.root), "digest": release.digest}
+
+
+def _is_state(kept: Any) -> bool:
+    """Whether this is what _write() wrote, by its form."""
+    if not isinstance(kept, dict) or set(kept) != _KEYS:
+        return False
+    releases = [kept["stable"], *([] if kept["previous"] is None else [kept["previous"]])]
+    return all(
+        isinstance(one, dict) and set(one) == {"path", "digest"} and all(isinstance(text, str) for text in one.values())
+        for one in releases
+    )
 
 
 def _open(kept: dict[str, str]) -> Release:
