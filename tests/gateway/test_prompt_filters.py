@@ -11,6 +11,8 @@ from tritonforge.gateway.api.errors import ApiError
 from tritonforge.gateway.config import Tenant
 from tritonforge.gateway.filtering.config import read_filters
 from tritonforge.gateway.filtering.filters import FilterHook
+from tritonforge.gateway.filtering.prompts import _Time
+from tritonforge.gateway.filtering.scanner import Pattern, Scanner
 
 
 class Across:
@@ -98,3 +100,53 @@ def test_what_the_api_itself_says_matches_nothing():
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     left, noted = prompt_of(messages, {"x": {"patterns": words}}, tools=tools)
     assert left is not None and noted == []
+
+
+class Counted:
+    """A pattern that counts how often it was looked for."""
+
+    def __init__(self, text):
+        self.inner, self.looked = Pattern(text), 0
+
+    def find(self, text, start):
+        self.looked += 1
+        return self.inner.find(text, start)
+
+    def undecided(self, text, start):
+        return self.inner.undecided(text, start)
+
+
+def test_a_text_full_of_matches_is_not_searched_again_for_what_is_not_in_it():
+    """Wrong: a prompt that repeats one match would hold up the gateway for a time that grows with its square."""
+    often, never = Counted("ab"), Counted("zz")
+    found = list(Scanner([often, never]).push("ab " * 500, final=True))
+    assert sum(piece.pattern == 0 for piece in found) == 500
+    assert often.looked == 501 and never.looked == 1
+
+
+def test_others_are_answered_while_a_long_prompt_is_looked_at():
+    async def run():
+        turns, done = 0, asyncio.Event()
+
+        async def other():
+            nonlocal turns
+            while not done.is_set():
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        hook = FilterHook(read_filters({"filters": {"x": {"patterns": ["secret"], "action": "redact"}}}))
+        work = chat(messages=[{"role": "user", "content": "a secret " * 20_000}])
+        left = await hook.on_work(work, Tenant("open"), lambda note: None)
+        done.set()
+        await task
+        return turns, json.loads(left.prompts[0].options["messages"])[0]["content"]
+
+    turns, left = asyncio.run(run())
+    assert turns > 10 and left == "a [removed] " * 20_000
+
+
+def test_a_request_whose_time_for_filters_is_over_is_refused_and_said_why():
+    with pytest.raises(ApiError) as told:
+        asyncio.run(_Time(left_s=0.0).redact(read_filters({}), "some text", lambda note: None))
+    assert (told.value.status, told.value.code) == (400, "content_filter")

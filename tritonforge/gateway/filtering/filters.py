@@ -9,58 +9,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tritonforge.gateway.answers import Gain, Scored
-from tritonforge.gateway.api.errors import ApiError, internal, invalid
+from tritonforge.gateway.api.errors import ApiError, invalid
 from tritonforge.gateway.config import Tenant
 from tritonforge.gateway.edge import AnswerFilter, Note
 from tritonforge.gateway.filtering.config import Filter
-from tritonforge.gateway.filtering.prompt_texts import BETWEEN, goes_across, rewritten, said_in, texts_of, told_beside
-from tritonforge.gateway.filtering.scanner import Piece, Scanner
+from tritonforge.gateway.filtering.prompts import looked_at
+from tritonforge.gateway.filtering.redactor import Blocked, Redactor, judge_whole
 from tritonforge.gateway.work import Work
 
 CONTENT_FILTER = "content_filter"
 READ_AT_ONCE = 200
 """Characters that filters which only record read at once."""
 _SENTENCE = re.compile(r"[.!?。！？\n]\s*$")
-
-
-class Blocked(Exception):
-    """A blocking filter has matched; `before` is the text that came before it."""
-
-    def __init__(self, before: str) -> None:
-        super().__init__()
-        self.before = before
-
-
-class Redactor:
-    """The patterns of all filters of one text: notes what matches, replaces it, or raises Blocked."""
-
-    def __init__(self, filters: Sequence[Filter], stage: str, note: Note) -> None:
-        self._owners = [one for one in filters for _ in one.compiled]
-        self._scanner = Scanner([pattern for one in filters for pattern in one.compiled])
-        self._stage, self._note = stage, note
-        self.touched = False
-
-    def push(self, text: str, *, final: bool) -> str:
-        """What may be told now."""
-        told = ""
-        try:
-            for piece in self._scanner.push(text, final=final):
-                told += self._told(piece, told)
-        except TimeoutError:
-            raise internal() from None
-        return told
-
-    def _told(self, piece: Piece, before: str) -> str:
-        if piece.pattern is None:
-            return piece.text
-        owner = self._owners[piece.pattern]
-        self._note(owner.note(self._stage))
-        if owner.action == "block":
-            raise Blocked(before)
-        if owner.action == "redact":
-            self.touched = True
-            return owner.replacement
-        return piece.text
 
 
 class Judged:
@@ -89,18 +49,6 @@ class Judged:
                 held = self._owner.replacement
         self._before = (self._before + held)[-window:]
         return held
-
-
-async def judge_whole(filters: Sequence[Filter], where: str, text: str, note: Note) -> None:
-    """Raise Blocked for a prompt, or the arguments of a tool call, that a classifier does not let pass.
-
-    One that would redact it blocks it too: it cannot say what to replace.
-    """
-    for one in filters:
-        if one.judge is not None and await one.judge.score(text) >= one.threshold:
-            note(one.note(where))
-            if one.action != "record":
-                raise Blocked("")
 
 
 class Answer:
@@ -173,30 +121,6 @@ class Answers:
         return await self._answers[gain.index].push(gain)
 
 
-async def _look_at(work: Work, filters: Sequence[Filter], note: Note) -> None:
-    """Each text for itself, then the chat as one: what is split over its messages is read together. Raises Blocked."""
-    said = said_in(work)
-    whole = [BETWEEN.join(said)] if len(said) > 1 else []
-    for text in (*texts_of(work), *whole):
-        Redactor([one for one in filters if one.action != "redact"], "prompt", note).push(text, final=True)
-        await judge_whole(filters, "prompt", text, note)
-
-
-def _refuse_what_cannot_be_replaced(work: Work, redacting: Sequence[Filter], note: Note) -> None:
-    """Raise Blocked for a match over several texts of a chat, or in the names and schemas beside it."""
-    if not redacting:
-        return
-    said, beside = said_in(work), tuple(told_beside(work))
-    try:
-        for one in redacting:
-            for pattern in one.compiled:
-                if goes_across(pattern, said) or any(pattern.find(text, 0) for text in beside):
-                    note(one.note("prompt"))
-                    raise Blocked("")
-    except TimeoutError:
-        raise internal() from None
-
-
 class FilterHook:
     """See edge.Hook."""
 
@@ -212,16 +136,11 @@ class FilterHook:
             one.action != "record" for one in filters
         ):
             raise invalid("prompt", "prompt must be text here: token ids cannot be filtered")
-        redacting = [one for one in filters if one.action == "redact" and one.compiled]
         try:
-            await _look_at(work, filters, note)
-            _refuse_what_cannot_be_replaced(work, redacting, note)
+            return await looked_at(work, filters, note)
         except Blocked:
             field = "messages" if work.prompts[0].text == "" else "prompt"
             raise ApiError(400, "The prompt was refused by the content filter.", CONTENT_FILTER, field) from None
-        if not redacting:
-            return work
-        return rewritten(work, lambda text: Redactor(redacting, "prompt", note).push(text, final=True))
 
     def filter_for(self, work: Work, tenant: Tenant, note: Note) -> AnswerFilter | None:
         """See edge.Hook."""

@@ -2,11 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tritonforge.gateway.filtering.scanner import Pattern
 from tritonforge.gateway.work import PromptSource, Work
 
 _SAID = ("content", "text", "arguments")
@@ -57,19 +56,6 @@ def told_beside(work: Work) -> Iterator[str]:
     for name in ("tools", "response_format"):
         yield from _strings(content.get(name))
     yield from _strings([_without_said(message) for message in content.get("messages", ())])
-
-
-def goes_across(pattern: Pattern, texts: Sequence[str]) -> bool:
-    """Whether it matches a stretch of several texts of a chat that is read as one. Raises TimeoutError."""
-    whole, ends = BETWEEN.join(texts), []
-    for text in texts[:-1]:
-        ends.append(len(text) + (ends[-1] + 1 if ends else 0))
-    start = 0
-    while (found := pattern.find(whole, start)) is not None:
-        if any(found[0] < end and found[1] > end + len(BETWEEN) for end in ends):
-            return True
-        start = found[1]
-    return False
 
 
 def _dump(asked: Any) -> dict[str, Any]:

@@ -66,6 +66,29 @@ class Piece:
     pattern: int | None = None
 
 
+class _Known:
+    """What one pattern finds next in a text that stays as it is: looked for again only behind it.
+
+    Without it, a text full of matches of one pattern would be searched for the others from each of them to its end.
+    """
+
+    def __init__(self) -> None:
+        self._found: tuple[int, int] | None = (-1, -1)
+        self._undecided = -1
+
+    def find(self, pattern: Pattern, text: str, at: int) -> tuple[int, int] | None:
+        """See Pattern.find."""
+        if self._found is not None and self._found[0] < at:
+            self._found = pattern.find(text, at)
+        return self._found
+
+    def undecided(self, pattern: Pattern, text: str, at: int) -> int:
+        """See Pattern.undecided."""
+        if self._undecided < at:
+            self._undecided = pattern.undecided(text, at)
+        return self._undecided
+
+
 class Scanner:
     """One text. The leftmost match counts, of several the one of the first pattern."""
 
@@ -77,8 +100,9 @@ class Scanner:
     def push(self, text: str, *, final: bool) -> Iterator[Piece]:
         """What is decided now that `text` has come; with `final` all of it."""
         self._text += text
+        known = [_Known() for _ in self._patterns]
         while True:
-            found, hold = self._look(final=final)
+            found, hold = self._look(known, final=final)
             if found is None or found[0] >= hold:
                 break
             start, end, pattern = found
@@ -91,14 +115,14 @@ class Scanner:
         cut = max(0, hold - CONTEXT)
         self._text, self._at = self._text[cut:], hold - cut
 
-    def _look(self, *, final: bool) -> tuple[tuple[int, int, int] | None, int]:
+    def _look(self, known: Sequence["_Known"], *, final: bool) -> tuple[tuple[int, int, int] | None, int]:
         """The first match (start, end, pattern), and where a match might begin that is not decided yet."""
         best, length = None, len(self._text)
         hold = length
-        for index, pattern in enumerate(self._patterns):
-            found = pattern.find(self._text, self._at)
+        for index, (pattern, seen) in enumerate(zip(self._patterns, known, strict=True)):
+            found = seen.find(pattern, self._text, self._at)
             if not final:
-                hold = min(hold, pattern.undecided(self._text, self._at))
+                hold = min(hold, seen.undecided(pattern, self._text, self._at))
                 if found is not None and found[1] == length:  # its end may still depend on what follows
                     hold, found = min(hold, found[0]), None
             if found is not None and (best is None or found[0] < best[0]):
