@@ -60,6 +60,8 @@ def needs(contract: Contract, profile: Profile, objective: Objective, slots: lis
     chosen = [p for p in profile.arrivals.phases if p.measured and objective.phase in (None, p.name)]
     seconds = sum(phase.seconds for phase in chosen)
     needed = shortest(contract, objective)
+    if kind == MEAN:
+        needed = max(needed, _to_see_the_worst(contract, profile, objective))
     if kind == AVAILABILITY:
         has = math.floor(seconds / objective.slice_s)
         return Needs(objective, "time slices", has, needed, needed * objective.slice_s)
@@ -69,6 +71,16 @@ def needs(contract: Contract, profile: Profile, objective: Objective, slots: lis
         other = [s for s in slots if s.phase == objective.against and objective.tenant in (None, s.tenant)]
         has, unit = min(has, len(other)), "requests in each of the two phases"
     return Needs(objective, unit, has, needed, math.ceil(needed * seconds / has) if has else None)
+
+
+def _to_see_the_worst(contract: Contract, profile: Profile, objective: Objective) -> int:
+    """The fewest requests of a mean: those of a kind that none of them is must be too few to break the limit."""
+    share = 1 - objective.ge if objective.ge is not None else 1.0
+    if objective.metric == "attempts_per_request":
+        share = (objective.le - 1) / (profile.retry.max_attempts - 1)
+    if share <= 0:
+        raise InvalidContract(f"{profile.id}.{objective.id} can be proven by no number of requests: it allows nothing")
+    return samples_needed(0, round(1 - share, 12), contract.statistics.confidence) if share < 1 else 1
 
 
 def _speaks_of(objective: Objective, slot: Slot) -> bool:

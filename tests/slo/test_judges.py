@@ -204,7 +204,7 @@ def test_recovery_is_when_requests_are_good_again_and_stay_good(document):
     assert status(document, {"metric": "recovery_s", "le": 0.2}, fault_run, **given) == "FAIL"
     never = judged(document, {"metric": "recovery_s", "le": 2}, every(2, failing), **given).results[0]
     assert (never.status, never.value) == ("FAIL", None)
-    with pytest.raises(InvalidContract, match="le must leave the schedule 3 s to see it recovered, 5.5 s follow"):
+    with pytest.raises(InvalidContract, match=r"le must leave the schedule 3 s to see it recovered, 5\.5 s follow"):
         judged(document, {"metric": "recovery_s", "le": 3}, **given)
     first = judged(document, {"metric": "fault_to_answer_ms", "le": 100}, fault_run, **given).results[0]
     assert first.status == "PASS"

@@ -10,7 +10,9 @@ from slo_support import change_part, failing, make_run
 from loadtests.binomial import FAIL, INCONCLUSIVE, PASS, at_most, decide, samples_needed
 from loadtests.bootstrap import block_rate, decide_interval, interval_of, mean_ratio, quantile_ratio
 from loadtests.contract_toml import parse_contract
+from loadtests.fields import InvalidContract
 from loadtests.judges import judge_objective
+from loadtests.lint import lint
 from loadtests.verdict import judge
 
 RUNS, CONFIDENCE = 2000, 0.95
@@ -141,6 +143,24 @@ def test_a_mean_of_rare_events_at_its_limit_passes_in_at_most_one_run_of_twenty(
         result = judge_objective(contract, contract.profiles[0], objective, replace(run, records=tuple(records)))
         passed[retried] = result.status == PASS
     assert sum(passed[retried] for retried in probability.tolist()) / RUNS <= 0.05 + NOISE
+
+
+def test_lint_refuses_a_mean_that_its_requests_cannot_prove(document):
+    """Wrong: a run would be made whose best outcome is INCONCLUSIVE."""
+    profile = document["profiles"][0]
+    profile |= {"objectives": [RETRIED], "retry": {"max_attempts": 3}}
+    contract = parse_contract(document)  # 2.5% of all requests may need the three attempts: 119 without one prove that
+    with pytest.raises(InvalidContract, match="needs at least 119 requests"):
+        lint(contract, contract.profiles[0])
+    profile["objectives"] = [RETRIED | {"le": 1.1}]
+    contract = parse_contract(document)
+    [need] = lint(contract, contract.profiles[0])
+    assert need.needed == 59
+    assert judge(contract, make_run(contract)).status == PASS
+    profile["objectives"] = [RETRIED | {"le": 1.0}]
+    contract = parse_contract(document)
+    with pytest.raises(InvalidContract, match="can be proven by no number of requests"):
+        lint(contract, contract.profiles[0])
 
 
 def test_few_values_decide_no_mean_and_no_comparison(document):
