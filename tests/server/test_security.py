@@ -1,6 +1,7 @@
 """What a client without the launcher's key can do to a server: ask it, and nothing that changes it for others."""
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -11,8 +12,10 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from tritonforge.client import connect
+from tritonforge.client import connect, generate, infer_request
+from tritonforge.launch import triton_process
 from tritonforge.launch.model_control import HEADER
+from tritonforge.server import Server
 
 pytestmark = pytest.mark.server
 
@@ -122,3 +125,24 @@ def test_the_key_is_in_no_log_and_no_environment(server):
 def _key(server) -> str:
     command = Path(f"/proc/{server.pid}/cmdline").read_text().split("\0")
     return next(one for one in command if one.startswith("--grpc-restricted-protocol")).rpartition("=")[2]
+
+
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""How a client opens a gRPC connection: the preface, and settings that are empty."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opening", [b"", HTTP2], ids=["silent", "opened"])
+def test_a_grpc_connection_whose_other_end_is_gone_is_closed(release_dir, monkeypatch, opening):
+    """Wrong: it holds one of the process's open files for two hours. One that answers pings stays."""
+    monkeypatch.setattr(
+        triton_process, "KEEPALIVE", triton_process.KEEPALIVE | {"keepalive-time": 1000, "keepalive-timeout": 1000}
+    )
+    with Server(release_dir) as server, connect(server.grpc_url) as channel:
+        assert generate(channel, infer_request("llm", text="Hello", max_tokens=1), 60).finish_reason == "length"
+        with socket.create_connection((server.host, server.ports.grpc), timeout=60) as gone:
+            gone.sendall(opening)
+            while gone.recv(4096):  # settings, then pings that nobody answers
+                pass
+        request = infer_request("llm", text="Once", max_tokens=300, ignore_eos=True, stream_interval_ms=10_000)
+        assert generate(channel, request, 120).finish_reason == "length"

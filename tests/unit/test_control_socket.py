@@ -5,7 +5,15 @@ import socket
 
 import pytest
 
-from tritonforge.errors import EngineFailure, InvalidRequest, NotFound, Overloaded, SetupError
+from tritonforge.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineFailure,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    SetupError,
+)
 from tritonforge.launch import control_socket
 from tritonforge.launch.control_socket import ControlSocket, ask
 
@@ -31,7 +39,7 @@ def test_an_answer_comes_back(answering):
     assert ask(PORT, {"command": "x", "share": 0.5}, 10) == {"got": {"command": "x", "share": 0.5}}
 
 
-@pytest.mark.parametrize("kind", [InvalidRequest, NotFound, Overloaded, EngineFailure])
+@pytest.mark.parametrize("kind", [InvalidRequest, NotFound, Overloaded, Cancelled, DeadlineExceeded, EngineFailure])
 def test_an_error_comes_back_with_its_type_and_its_words_once(answering, kind):
     def handle(request):
         raise kind("the reason")
@@ -66,6 +74,16 @@ def test_one_port_has_one_launcher(answering):
     answering(lambda request: {})
     with pytest.raises(SetupError, match=f"control socket of gRPC port {PORT} is taken"):
         ControlSocket(PORT, lambda request: {})
+
+
+def test_two_servers_with_one_port_on_two_addresses_have_a_launcher_each(answering):
+    answering(lambda request: {"of": "loopback"})
+    other = ControlSocket(PORT, lambda request: {"of": "127.0.0.2"}, address="127.0.0.2")
+    try:
+        assert ask(PORT, {}, 10) == {"of": "loopback"} == ask(PORT, {}, 10, address="0.0.0.0")
+        assert ask(PORT, {}, 10, address="127.0.0.2") == {"of": "127.0.0.2"}
+    finally:
+        other.close()
 
 
 def test_another_users_command_is_not_carried_out(answering, monkeypatch):

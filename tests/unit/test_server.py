@@ -19,7 +19,7 @@ from tritonforge.launch.ports import Ports, reachable
 from tritonforge.launch.server_log import ServerLog
 from tritonforge.launch.supervisor import RestartPolicy
 from tritonforge.launch.triton_install import TritonInstall
-from tritonforge.launch.triton_process import ServerConfig, TritonProcess
+from tritonforge.launch.triton_process import OPEN_FILES, ServerConfig, TritonProcess
 from tritonforge.server import Server
 
 
@@ -493,3 +493,26 @@ def test_the_stubs_of_a_version_are_not_those_of_another_whose_number_ends_alike
     process = SimpleNamespace(stub_pids=lambda: [1, 2, 3])
     assert TritonProcess.stubs_of(process, 999) == [1, 2]
     assert TritonProcess.stubs_of(process, 999, "decoder") == [1]
+
+
+@pytest.mark.parametrize(("soft", "hard", "seen"), [(256, 2048, 2048), (256, 256, 256), (512, -1, OPEN_FILES)])
+def test_a_server_may_open_as_many_files_as_the_hard_limit_allows(shm, runs, tmp_path, soft, hard, seen):
+    """Wrong: under a shell's usual 1,024 so many idle connections lock every client out, gRPC and HTTP alike."""
+    binary = tmp_path / "limits.sh"
+    binary.write_text("#!/bin/sh\necho error: $(ulimit -n)\nexit 3\n")
+    binary.chmod(0o755)
+    code = (
+        "import resource, sys; from pathlib import Path; from tests.unit.test_server import config, ended\n"
+        "from tritonforge.launch import shared_memory; from tritonforge.launch.triton_install import TritonInstall\n"
+        "from tritonforge.launch.triton_process import TritonProcess\n"
+        "shared_memory.SHM = Path(sys.argv[2]); hard = int(sys.argv[4])\n"
+        "most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), most if hard < 0 else hard)); print(most)\n"
+        "print(ended(TritonProcess(TritonInstall(Path(sys.argv[1])), config(lambda run: run))))\n"
+    )
+    arguments = [sys.executable, "-c", code, binary, shm, str(soft), str(hard)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
+    most, told = done.stdout.splitlines()
+    if hard < 0 and int(most) >= 0:
+        seen = min(seen, int(most))
+    assert told.endswith(f"code 3: {seen}")

@@ -29,12 +29,20 @@ from tritonforge.observation.health import stall_file
 from tritonforge.observation.observation import Observation
 from tritonforge.observation.recorder import VARIABLE as BUCKETS_VARIABLE
 
-_GUARD = """import ctypes, os, sys
+OPEN_FILES = 65536
+"""Least limit of open files, where the hard limit allows it: each connection takes one, and all clients share them."""
+_GUARD = """import ctypes, os, resource, sys
 ctypes.CDLL(None).prctl(1, 9)
-if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])"""
-"""Asks the kernel for SIGKILL when the parent thread dies (PR_SET_PDEATHSIG), then becomes the server."""
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+wanted = int(sys.argv[2]) if hard < 0 else min(int(sys.argv[2]), hard)
+if 0 <= soft < wanted: resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[3], sys.argv[3:])"""
+"""Asks the kernel for SIGKILL when the parent thread dies (PR_SET_PDEATHSIG) and for files, then becomes the server."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs of this machine, whatever proxy the environment names."""
+KEEPALIVE = {"keepalive-time": 60_000, "keepalive-timeout": 20_000}
+KEEPALIVE |= {"keepalive-permit-without-calls": 1, "http2-max-pings-without-data": 0}
+"""A gRPC connection without traffic is pinged, and closed when nobody answers. Triton's default: after 2 hours."""
 _FORWARD_TRACEPARENT = tuple(f"--{api}-header-forward-pattern=(?i)traceparent" for api in ("http", "grpc"))
 """Makes a parameter of the header by which services hand on a trace."""
 _LOAD_ERROR = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: (?P<cause>.*)\"")
@@ -80,6 +88,7 @@ class ServerConfig:
             f"--exit-timeout-secs={max(1, round(self.drain_timeout_s))}",
             f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
             "--disable-auto-complete-config",
+            *(f"--grpc-{name}={value}" for name, value in KEEPALIVE.items()),
             *(_FORWARD_TRACEPARENT if self.observe.otlp_endpoint else ()),
         )
 
@@ -116,7 +125,7 @@ class TritonProcess:
         arguments = [*install.lay_out(self._run_dir), *config.arguments(repository, self._memory.prefix)]
         self._log = ServerLog(config.log_file or self._run_dir / "server.log")
         self._process = subprocess.Popen(
-            [sys.executable, "-ISc", _GUARD, str(os.getpid()), str(install.binary), *arguments],
+            [sys.executable, "-ISc", _GUARD, str(os.getpid()), str(OPEN_FILES), str(install.binary), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._log.fd,
             stderr=subprocess.STDOUT,
