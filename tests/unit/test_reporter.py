@@ -192,3 +192,15 @@ def test_a_request_that_cannot_be_logged_costs_no_other_its_metrics(told):
     told.report()
     assert len(told.port.observed["tritonforge_ttft_seconds"]) == 2
     assert told.port.value("generation_tokens_total") == 7
+
+
+def test_one_family_that_cannot_be_told_hides_no_other(told):
+    """Wrong: a gauge that cannot be read freezes all that are listed after it, and nobody sees that they stand still."""
+
+    def tell(view):
+        raise ValueError("it cannot be read")
+
+    told.reporter._values[0].tell = tell
+    told.health.reasons = {"stalled": "a step has taken 4 s"}
+    told.report()
+    assert told.port.value("not_ready", reason="stalled") == 1

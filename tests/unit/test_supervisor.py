@@ -263,3 +263,31 @@ def test_a_server_that_cannot_be_made_anew_is_tried_again(start, monkeypatch, er
     Standin.made[0].stub.kill()
     wait_served(supervisor, 2)
     assert json.loads(Standin.made[1].environment[RESTARTS_VARIABLE]) == {"stub_died": 1, "load_failed": 1}
+
+
+def test_two_that_renew_the_watch_at_once_each_wait_for_their_own(start, monkeypatch):
+    """Wrong: a rollback that ends the processes of a canary which still loads would kill ones that are watched, and the
+    whole server would be replaced."""
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    supervisor = start()
+    wait_for(supervisor, State.SERVING)
+    standin, looks = Standin.made[0], []
+    entered, gate = threading.Event(), threading.Event()
+    stub_pids = standin.stub_pids
+
+    def slow():
+        looks.append(supervisor)
+        entered.set()
+        assert gate.wait(10)
+        return stub_pids()
+
+    standin.stub_pids = slow
+    first, second = (threading.Thread(target=supervisor.renew_watch) for _ in range(2))
+    first.start()
+    assert entered.wait(10)
+    second.start()
+    supervisor._renew_asked.wait(0.2)  # it must not be asked before the first one's is done
+    gate.set()
+    first.join(10)
+    second.join(10)
+    assert not second.is_alive() and len(looks) == 2

@@ -70,8 +70,8 @@ def ask(port: int, request: dict[str, Any], timeout: float, *, address: str = LO
                 "start it with `tritonforge serve`, on this machine and by this user, or name its --port and --address"
             )
             raise Overloaded(f"no server is controlled on gRPC port {port} ({error.strerror}); {remedy}") from None
-    if not line:
-        raise Overloaded("the launcher closed the connection without an answer")
+    if not line.endswith(b"\n"):
+        raise Overloaded("the launcher closed the connection without an answer; it may still carry the command out")
     answer = json.loads(line)
     if "error" in answer:
         raise _BY_CODE.get(answer["code"], errors.EngineFailure)(answer["error"])

@@ -95,7 +95,7 @@ class Supervisor(threading.Thread):
         self._releases, self._give_up, self._tell = releases, give_up, tell
         self._restarts: Counter[str] = Counter()
         self._stop_asked, self._force_asked = threading.Event(), threading.Event()
-        self._renew_asked, self._renewed = threading.Event(), threading.Event()
+        self._renew_asked, self._renewed, self._renewing = threading.Event(), threading.Event(), threading.Lock()
         self._wake, self._wake_sender = socket.socketpair()
 
     def run(self) -> None:
@@ -117,7 +117,7 @@ class Supervisor(threading.Thread):
             self._enter(State.STOPPED if self.error is None else State.FAILED, str(self.error or ""))
 
     def ask_stop(self, *, force: bool = False) -> None:
-        """Begin to drain, or with `force` stop at once. Returns immediately; may be called from a signal handler."""
+        """Begin to drain, or with `force` stop at once. Does not wait; may be called from a signal handler."""
         self._stop_asked.set()
         if force:
             self._force_asked.set()
@@ -125,11 +125,12 @@ class Supervisor(threading.Thread):
 
     def renew_watch(self) -> None:
         """Watch what is served now instead of what was, and return when that is so: versions came or are to go."""
-        self._renewed.clear()
-        self._renew_asked.set()
-        self._nudge()
-        if not self._renewed.wait(RENEW_S):
-            raise Overloaded(f"the server is {self.state.value}")
+        with self._renewing:  # one at a time: who asks second must not take the first one's renewal for its own
+            self._renewed.clear()
+            self._renew_asked.set()
+            self._nudge()
+            if not self._renewed.wait(RENEW_S):
+                raise Overloaded(f"the server is {self.state.value}")
 
     def _serve_once(self) -> None:
         """One life of a server: start, serve, and either drain because it was asked, or die and wait to return."""
@@ -230,13 +231,12 @@ class Supervisor(threading.Thread):
     def _wait(self, pidfds: Iterable[int], timeout_s: float | None = None) -> set[int]:
         """Block until one of `pidfds` ends, ask_stop() is called or the time is over; return those that ended."""
         poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        for pidfd in pidfds:
-            poll.register(pidfd, select.POLLIN)
+        for fd in (self._wake.fileno(), *pidfds):
+            poll.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)}
-        if self._wake.fileno() in ready:
+        if (wake := self._wake.fileno()) in ready:
             self._wake.recv(64)
-        return ready - {self._wake.fileno()}
+        return ready - {wake}
 
     def _nudge(self) -> None:
         with contextlib.suppress(OSError):  # the thread has ended already

@@ -163,24 +163,28 @@ class Reporter:
     def report(self) -> None:
         """Tell all that has happened since the last report."""
         for record in self._view.recorder.take():
-            for observe, metric in self._observed:
-                value = observe(record)
-                if value is not None:
-                    metric.observe(value)
-            for consume in self._consumers:
-                self._hand_over(record, consume)
+            for consume in (self._observe, *self._consumers):
+                _safely(consume, record)
         for family in self._values:
-            family.tell(self._view)
+            _safely(family.tell, self._view)
         if self._reports % BINS_EVERY == 0:
-            self._look()
+            _safely(self._look)
             for buckets in self._buckets:
-                buckets.tell()
+                _safely(buckets.tell)
         self._reports += 1
 
-    def _hand_over(self, record: RequestRecord, consume: Consume) -> None:
-        try:
-            consume(record)
-        except OSError:  # a full disk must cost neither metrics nor requests
-            pass
-        except Exception:
-            log.exception("request %s could not be told", record.request_id)
+    def _observe(self, record: RequestRecord) -> None:
+        for observe, metric in self._observed:
+            value = observe(record)
+            if value is not None:
+                metric.observe(value)
+
+
+def _safely(tell: Callable[..., None], *what: object) -> None:
+    """What cannot be told costs neither the rest of a report nor requests; a full disk is not even worth a line."""
+    try:
+        tell(*what)
+    except OSError:
+        pass
+    except Exception:
+        log.exception("a part of a report failed: %s", getattr(tell, "__qualname__", tell))
