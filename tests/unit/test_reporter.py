@@ -195,7 +195,7 @@ def test_a_request_that_cannot_be_logged_costs_no_other_its_metrics(told):
 
 
 def test_one_family_that_cannot_be_told_hides_no_other(told):
-    """Wrong: a gauge that cannot be read freezes all that are listed after it, and nobody sees that they stand still."""
+    """Wrong: a gauge that cannot be read freezes all that are listed after it, and nobody sees it."""
 
     def tell(view):
         raise ValueError("it cannot be read")
