@@ -35,7 +35,7 @@ from loadtests.regression import (  # noqa: E402
     untrusted,
     write_baseline,
 )
-from loadtests.report import table  # noqa: E402
+from loadtests.report_text import table  # noqa: E402
 from loadtests.runs import Run, recompute, report_of  # noqa: E402
 from loadtests.target import inspect, server_state  # noqa: E402
 

@@ -14,7 +14,7 @@ from loadtests.metrics import DURATION, METRICS
 from loadtests.outcomes import LATE, MET, in_scope, outcome
 from loadtests.provenance import check_identity
 from loadtests.records import CampaignRun, ProfileRun, Record
-from loadtests.report import limit_text
+from loadtests.report_text import limit_text
 from loadtests.validity import check_profile
 from loadtests.verdict import describe
 

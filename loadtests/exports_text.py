@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from loadtests.outcomes import NOT_RUN
-from loadtests.report import compliance_text, limit_text, value_text
+from loadtests.report_text import compliance_text, limit_text, value_text
 
 
 def junit(report: dict[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from loadtests.contract import Contract
 from loadtests.outcomes import NOT_RUN
 from loadtests.plots import all_plots, waterfalls
 from loadtests.records import CampaignRun, ProfileRun
-from loadtests.report import compliance_text, interval_text, limit_text, value_text
+from loadtests.report_text import compliance_text, interval_text, limit_text, value_text
 
 STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 LEGEND = (

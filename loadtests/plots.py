@@ -9,7 +9,8 @@ from loadtests.facts import fault_ns
 from loadtests.metrics import DURATION, METRICS
 from loadtests.outcomes import in_scope
 from loadtests.records import CANCELLED, OK, ProfileRun, Record
-from loadtests.report import limit_text, worst
+from loadtests.report import worst
+from loadtests.report_text import limit_text
 from loadtests.schedule import windows
 from loadtests.svg import Chart
 

@@ -20,7 +20,7 @@ from loadtests.metrics import ms
 from loadtests.prompts import prompts_sha256
 from loadtests.raw_files import ShardWriter, shard_path
 from loadtests.records import CANCELLED, OK, Record
-from loadtests.report import table
+from loadtests.report_text import table
 from loadtests.runs import Run, report_of
 from loadtests.schedule import Slot, build_schedule, schedule_sha256, shard_of
 from loadtests.sender import Sender
