@@ -1,6 +1,6 @@
 """The report as data: everything a verdict rests on, computed from contract and records only, so it can be recomputed.
 
-`build_report` makes the JSON document, which report_text shows on a terminal. Durations are milliseconds, to the microsecond.
+`build_report` makes the JSON document, which report_text shows on a terminal. Durations are milliseconds with decimals.
 """
 
 import dataclasses
