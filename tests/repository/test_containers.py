@@ -133,21 +133,26 @@ def test_a_licence_is_taken_from_where_the_package_states_it(headers, licence):
 
 def test_compose_starts_the_server_hardened_on_loopback_with_arguments_that_it_takes():
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))["services"]
-    assert set(services) == {"server", "prometheus", "grafana"}
+    assert set(services) == {"server", "gateway", "prometheus", "grafana"}
     for one in services.values():
         assert one["read_only"] and one["cap_drop"] == ["ALL"] and "no-new-privileges:true" in one["security_opt"]
         assert all(port.startswith("127.0.0.1:") for port in one["ports"])
         for volume in one["volumes"]:
             source, _, target = volume.partition(":")
             assert not source.startswith("./") or ((DOCKER / source).exists() and target.endswith(":ro")), volume
-    arguments = _parser().parse_args(services["server"]["command"])
-    assert int(services["server"]["stop_grace_period"].removesuffix("s")) > arguments.drain_timeout + 10
+    for name in ("server", "gateway"):
+        arguments = _parser().parse_args(services[name]["command"])
+        assert int(services[name]["stop_grace_period"].removesuffix("s")) > arguments.drain_timeout + 10
 
 
 def test_prometheus_scrapes_under_the_job_that_the_rules_ask_for():
     config = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
     rules = (DOCKER / "generated" / "rules.yml").read_text(encoding="utf-8")
-    assert [one["job_name"] for one in config["scrape_configs"]] == ["tritonforge"]
-    assert set(re.findall(r'job=\\?"(\w+)', rules)) == {"tritonforge"}
+    assert [one["job_name"] for one in config["scrape_configs"]] == ["tritonforge", "tritonforge-gateway"]
+    assert set(re.findall(r'job=\\?"([\w-]+)', rules)) == {"tritonforge", "tritonforge-gateway"}
+    gateway = _parser().parse_args(
+        yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))["services"]["gateway"]["command"]
+    )
+    assert config["scrape_configs"][1]["dns_sd_configs"][0]["port"] == gateway.metrics_port
     source = yaml.safe_load((DOCKER / "grafana/provisioning/datasources/prometheus.yaml").read_text(encoding="utf-8"))
     assert source["datasources"][0]["type"] == "prometheus"

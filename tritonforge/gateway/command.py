@@ -59,6 +59,7 @@ class Protocol(HttpToolsProtocol):
 def gateway(arguments: argparse.Namespace) -> int:
     """Serve the API until SIGINT or SIGTERM; with a release and no Triton, serve that as well."""
     _check(arguments)
+    quiet_http_client()
     config = GatewayConfig.read(arguments.config)
     given = arguments.release is not None or arguments.triton is not None
     if given == bool(config.routing.models):
@@ -74,6 +75,11 @@ def gateway(arguments: argparse.Namespace) -> int:
             models = models_of(config.routing)
         asyncio.run(_serve(config, keys, models, listener, arguments))
     return 0
+
+
+def quiet_http_client() -> None:
+    """No line of the log for each request that is sent to others: what fails is told by who asked."""
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ import uvicorn
 from tritonforge.errors import InvalidRequest, SetupError
 from tritonforge.gateway.batch.files import set_errors_aside
 from tritonforge.gateway.batch.run import BatchOptions, Progress, run_batch
-from tritonforge.gateway.command import http_server, listen, make_edge, model_info, served
+from tritonforge.gateway.command import http_server, listen, make_edge, model_info, quiet_http_client, served
 from tritonforge.gateway.config import GatewayConfig
 from tritonforge.gateway.routing.alias_router import AliasRouter, Models
 from tritonforge.gateway.tables import secret_of
@@ -34,6 +34,7 @@ def batch(arguments: argparse.Namespace) -> int:
     if arguments.url is not None and not arguments.url.startswith(("http://", "https://")):
         raise InvalidRequest(f"--url must begin with http:// or https://, got {arguments.url!r}")
     key = secret_of("the gateway's key must be", arguments.key_env) if os.environ.get(arguments.key_env) else None
+    quiet_http_client()
     if arguments.retry_errors:
         set_errors_aside(errors)
     with contextlib.ExitStack() as stack:
