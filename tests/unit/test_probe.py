@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -122,6 +123,15 @@ def test_without_metrics_the_token_alone_decides(served, status, text, condition
     served.answers["/metrics"] = (404, "")
     served.answers["/v2/models/llm/generate"] = (status, text)
     assert check(served.target).condition is condition
+
+
+def test_values_that_are_no_numbers_say_nothing(served):
+    """Wrong: the probe ends with a traceback, whose exit code is no condition's."""
+    page = metrics(token=1.0) + "".join(
+        re.sub(r"\S+$", value, metrics(), flags=re.MULTILINE) for value in ("abc", "1e", "-")
+    )
+    served.answers["/metrics"] = (200, page)
+    assert check(served.target).condition is Condition.READY
 
 
 def test_no_token_in_time_is_stalled(served):

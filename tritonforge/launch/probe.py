@@ -25,7 +25,8 @@ SILENT_S = 3.0
 """A decoder tells every second that it lives; one that has not for longer is stalled."""
 STEPS = "step_seconds_count"
 _SAMPLE = re.compile(
-    rf"^tritonforge_(not_ready|heartbeat_timestamp_seconds|last_token_timestamp_seconds|{STEPS})\{{([^}}]*)\}} (\S+)$",
+    rf"^tritonforge_(not_ready|heartbeat_timestamp_seconds|last_token_timestamp_seconds|{STEPS})"
+    r"\{([^}]*)\} (-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)$",
     re.MULTILINE,
 )
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
