@@ -170,7 +170,7 @@ def test_an_ill_value_of_each_field_is_refused_with_the_fields_name(post, path, 
 @pytest.mark.parametrize("path", PATHS)
 def test_no_token_is_guessed_for_who_says_so(server, post, path):
     def settled():
-        """The metrics once they know of all that has ended: told after the decoder's next sign of life, one a second."""
+        """The metrics once they know of all that has ended: after the next sign of life, which comes each second."""
         seen = await_metrics(server, bool)["heartbeat_timestamp_seconds"]
         return await_metrics(server, lambda told: told["heartbeat_timestamp_seconds"] > seen)
 
