@@ -14,6 +14,8 @@ from slo_support import DOCUMENT, to_toml
 
 from loadtests.export import main
 from tritonforge.client import generate, infer_request
+from tritonforge.gateway.accounting.edge_families import FAMILIES
+from tritonforge.gateway.accounting.edge_families import PREFIX as EDGE
 from tritonforge.server import Server
 
 pytestmark = pytest.mark.server
@@ -53,7 +55,11 @@ def test_every_series_of_the_rules_is_served_with_the_contracts_limits_as_bounds
         everything = samples(server)
     groups = yaml.safe_load((tmp_path / "out" / "rules.yml").read_text())["groups"]
     wanted = {found for group in groups for rule in group["rules"] for found in SERIES.findall(rule["expr"])}
-    assert len(wanted) > 8
+    edge = {name for name, _ in wanted if name.startswith(EDGE)}
+    assert len(wanted) - len(edge) > 8
+    assert {re.sub("_(count|bucket|sum)$", "", name) for name in edge} <= {family.name for family in FAMILIES}
     for name, selector in wanted:
+        if name in edge:  # another process serves these
+            continue
         found = [{key: text for key, _, text in LABEL.findall(labels)} for one, labels, _ in everything if one == name]
         assert any(matches(selector, labels) for labels in found), f"{name}{{{selector}}} is not among {found}"
