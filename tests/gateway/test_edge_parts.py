@@ -1,6 +1,7 @@
 """Parts of the edge without a server: bodies, headers, the ends of answers. Each test says what would be wrong."""
 
 import asyncio
+import socket
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from tritonforge.gateway.answers import Gain
 from tritonforge.gateway.api.bodies import read
 from tritonforge.gateway.api.errors import ApiError
 from tritonforge.gateway.api.schemas import CompletionRequest
+from tritonforge.gateway.command import listen
 from tritonforge.gateway.progress import CONTENT_FILTER, Progress
 from tritonforge.gateway.responses import Sender
 
@@ -66,3 +68,11 @@ def test_a_run_ends_once_all_its_answers_have_also_when_a_filter_ended_the_first
     assert not asyncio.run(ended(first, more))
     assert asyncio.run(ended(first, more, stop)) and asyncio.run(ended(stop, first))
     assert not asyncio.run(ended(more, stop))
+
+
+def test_a_connection_sends_each_piece_of_an_answer_at_once():
+    """Wrong: the first text waits for the client to acknowledge the headers, 40 ms."""
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
