@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--max-tokens", type=int, default=128)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # who ends it ends the server that it started
     release = Release.open(options.release)
     tokenizer = release.model_repository / "tokenizer" / "1" / "tokenizer.json"
     ours = f"{sys.executable} -m tritonforge gateway --release {release.root} --port {{port}} --keys {{keys}}"
