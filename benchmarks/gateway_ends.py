@@ -53,18 +53,20 @@ class Client:
 def seconds_until_free(server: Server, client: Client) -> float:
     """From leaving a stream until all KV blocks are free."""
     connection, answer = client.begin()
-    while True:  # until the metrics know of it
-        told = decoder_metrics(server)
-        if told["kv_blocks_free"] < told["kv_blocks"]:
-            break
+    while is_free(server):  # until the metrics know of it
+        time.sleep(0.002)
     answer.close()
     connection.close()
     start = time.perf_counter()
-    while True:
-        told = decoder_metrics(server)
-        if told["kv_blocks_free"] == told["kv_blocks"]:
-            return time.perf_counter() - start
+    while not is_free(server):
         time.sleep(0.002)
+    return time.perf_counter() - start
+
+
+def is_free(server: Server) -> bool:
+    """Whether no KV block is held, by the decoder's metrics."""
+    found = decoder_metrics(server)
+    return found["kv_blocks_free"] == found["kv_blocks"]
 
 
 def seconds_until_revoked(port: int, keys: Path, model: str) -> tuple[float, float]:

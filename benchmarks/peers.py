@@ -3,10 +3,10 @@
     python -m benchmarks.peers RELEASE --peer 'vllm=vllm serve DIR --port {port}' [--peer ...] [--repeats 3]
 
 Ours is tritonserver behind `tritonforge gateway`, with and without prompt lookup; another release of ours can be a peer
-too, whose name may end in ", no prompt lookup". Each run of a contestant is a process
-of its own, on the same cores as the client; contestants take turns within a repeat, and ratios are taken there, because
-the machine drifts. Every prompt is new to its server and sent as token ids, so that all compute the same; every answer
-has exactly as many tokens as were asked for.
+too, whose name may end in ", no prompt lookup". Each run of a contestant is a process of its own, on the same cores as
+the client; contestants take turns within a repeat, and ratios are taken there, because the machine drifts. Every prompt
+is new to its server and sent as token ids, so that all compute the same; every answer has exactly as many tokens as were
+asked for.
 """
 
 import argparse
@@ -94,19 +94,25 @@ def run_once(name: str, commands: dict[str, str], workload: Workload, keys: Path
 
 def table(runs: list[dict[str, Figures]]) -> str:
     """Medians of all contestants as Markdown, and ours over each peer's within a repeat."""
-    lines = ["| server | batch tok/s | TPOT ms, one stream | TTFT ms, one stream |", "|---|---|---|---|"]
     fields = ("tokens_per_s", "tpot_ms", "ttft_ms")
+    lines = ["| server | batch tok/s | TPOT ms, one stream | TTFT ms, one stream |", "|---|---|---|---|"]
     for name in runs[0]:
-        columns = [[getattr(run[name], field) for run in runs] for field in fields]
-        cells = [f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})" for values in columns]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(_row(name, [[getattr(run[name], field) for run in runs] for field in fields], 1))
     lines += ["", "| ratio to ... | batch tok/s | TPOT | TTFT |", "|---|---|---|---|"]
     for ours in (OURS, PLAIN):
-        for peer in runs[0].keys() - {OURS, PLAIN}:
+        for peer in (name for name in runs[0] if name not in (OURS, PLAIN)):
             ratios = [[getattr(run[ours], field) / getattr(run[peer], field) for run in runs] for field in fields]
-            cells = [f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})" for values in ratios]
-            lines.append(f"| {ours} / {peer} | {' | '.join(cells)} |")
+            lines.append(_row(f"{ours} / {peer}", ratios, 2))
     return "\n".join(lines)
+
+
+def _row(name: str, columns: list[list[float]], digits: int) -> str:
+    """Median, least and greatest of each column."""
+    cells = [
+        f"{statistics.median(column):.{digits}f} ({min(column):.{digits}f} to {max(column):.{digits}f})"
+        for column in columns
+    ]
+    return f"| {name} | {' | '.join(cells)} |"
 
 
 def main() -> None:
