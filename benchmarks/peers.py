@@ -4,9 +4,9 @@
 
 Ours is tritonserver behind `tritonforge gateway`, with and without prompt lookup; another release of ours can be a peer
 too, whose name may end in ", no prompt lookup". Each run of a contestant is a process of its own, on the same cores as
-the client; contestants take turns within a repeat, and ratios are taken there, because the machine drifts. Every prompt
-is new to its server and sent as token ids, so that all compute the same; every answer has exactly as many tokens as were
-asked for.
+the client; contestants take turns within a repeat, and ratios are taken there, because the machine drifts. Every
+prompt is new to its server and sent as token ids, so that all compute the same; every answer has exactly as many tokens
+as were asked for.
 """
 
 import argparse
